@@ -95,6 +95,7 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
         Case(tp=2, pp=2, vpp=2, sequence_parallel=True, lora=LORA),
         Case(model="qwen3_5", tp=2, pp=2, dtype="bfloat16"),
         Case(model="qwen3_5", dp=4),
+        Case(model="qwen3_5_moe", dp=4, ep=2, dtype="bfloat16"),
     ],
     ids=str,
 )

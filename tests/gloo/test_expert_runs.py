@@ -1,16 +1,25 @@
 """Whole runs of a small mixture of experts: the same numbers wherever its experts are."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from forked_cli import ROOT, ForkedCli
+from hf_configs import hf_config
 from jobs import run_training
 from run_differences import compare_runs, read_lines
+from safetensors.torch import load_file, save_file
 from small_run import QUICKSTART, SMALL_RUN
-from transformers import AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from tiny_models import SHAPES
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 from world import World
 
 REASONER = ROOT / "megatron_opsft/assets/tiny_reasoner"
@@ -35,6 +44,20 @@ def undecided(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_mixture(tmp_path_factory.mktemp("undecided"), **many)
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A mixture of Qwen3.5's family, its experts in stacks as published ones are."""
+    directory = tmp_path_factory.mktemp("shared")
+    vocab_size = len(AutoTokenizer.from_pretrained(REASONER))
+    shape = replace(SHAPES["qwen3_5_moe"], vocab_size=vocab_size, max_position_embeddings=512)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(hf_config(shape), dtype=torch.float32)
+    model.save_pretrained(directory)
+    state = {name: parameter.data for name, parameter in model.named_parameters()}
+    save_file(state, directory / "model.safetensors", {"format": "pt"})
+    return with_tokenizer(directory)
+
+
 def make_mixture(directory: Path, **more: Any) -> Path:
     """Random weights, the shipped tokenizer."""
     sizes = {"hidden_size": 32, "intermediate_size": 64, "moe_intermediate_size": 24, "head_dim": 8}
@@ -51,6 +74,10 @@ def make_mixture(directory: Path, **more: Any) -> Path:
     )
     torch.manual_seed(0)
     Qwen3MoeForCausalLM(config).save_pretrained(directory)
+    return with_tokenizer(directory)
+
+
+def with_tokenizer(directory: Path) -> Path:
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         if (REASONER / name).exists():
             shutil.copy(REASONER / name, directory)
@@ -135,3 +162,27 @@ def test_a_killed_run_that_replays_resumes_to_the_last_bit(
     assert resumed.exit_code == 0, resumed.stderr
     assert "1 of 2 steps are done" in resumed.stdout
     assert compare_runs(whole, killed) == []
+
+
+def test_a_run_of_a_mixture_with_a_shared_expert(
+    world: World, shared: Path, tmp_path: Path
+) -> None:
+    """The engine's routing is the trainer's, and the trained model has its experts in stacks."""
+    lines = {}
+    for ranks, layout in ((1, []), (2, ["parallel.ep=2"]), (2, ["parallel.pp=2"])):
+        run_dir = tmp_path / f"{ranks}{layout}"
+        words = [*layout, "train.routing_replay=true", "rollout.max_response_tokens=96"]
+        train(world, shared, run_dir, ranks, *words)
+        lines[str(layout)] = read_lines(run_dir / "metrics.jsonl")
+        trained = load_file(run_dir / "hf/model.safetensors")
+        before = load_file(shared / "model.safetensors")
+        assert {k: v.shape for k, v in trained.items()} == {k: v.shape for k, v in before.items()}
+        name = "model.layers.1.mlp.experts.gate_up_proj"
+        assert not torch.equal(trained[name], before[name])
+    one_rank, *others = lines.values()
+    for other in others:
+        for one, found in zip(one_rank, other, strict=True):
+            assert 0 < one["num_accepted"] == found["num_accepted"] < 24
+            assert one["logprob_diff_max"] < 1e-3
+            for key in ("loss", "grad_norm"):
+                assert found[key] == pytest.approx(one[key], rel=1e-3)

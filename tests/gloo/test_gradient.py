@@ -81,6 +81,23 @@ DELTA_NETS = [
         Case(budget=10_000),
     )
 ] + [Case(model="qwen3_5_tied", tp=2, pp=2)]
+DELTA_NETS += [
+    replace(case, model="qwen3_5_moe")
+    for case in (
+        Case(),
+        Case(tp=2, sequence_parallel=True),
+        Case(pp=2),
+        Case(dp=2, all_on_rank=1),
+        Case(dp=2, ep=2),
+        Case(dp=4, ep=4),
+        Case(pp=2, vpp=2, dp=2, ep=2),
+        Case(tp=2, dp=2, ep=2, sequence_parallel=True),
+        Case(tp=2, dp=2, ep=4, etp=1, sequence_parallel=True),
+        Case(tp=2, sequence_parallel=True, recompute="selective"),
+        Case(pp=2, dp=2, ep=2, recompute="full"),
+        Case(cross_entropy="te", dp=2, ep=2),
+    )
+]
 SINGLE_SAMPLE = [
     replace(case, num_samples=1)
     for case in (Case(dp=4), Case(pp=2, vpp=2), Case(tp=2, dp=2), Case(cp=2, dp=2), Case(cp=4))
@@ -142,6 +159,7 @@ FORCED = Case(model="qwen3_moe", replays=True)
         replace(FORCED, cp=2, dp=2, ep=2),
         replace(FORCED, dp=4, ep=4, num_samples=3),  # one rank packs only padding
         replace(FORCED, model="qwen3_moe_unnormalized", tp=2, dp=2, sequence_parallel=True),
+        replace(FORCED, model="qwen3_5_moe", pp=2, dp=2, ep=2, recompute="selective"),
     ],
     ids=str,
 )

@@ -59,6 +59,9 @@ EXPERTS = [
         Case(cp=2, dp=2, ep=2),
         Case(dp=4, ep=2, etp=2),
     )
+] + [
+    Case(model="qwen3_5_moe", lora=LORA, tp=2, sequence_parallel=True),
+    Case(model="qwen3_5_moe", lora=LORA, pp=2, dp=2, ep=2),
 ]
 
 

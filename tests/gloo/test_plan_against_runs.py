@@ -42,6 +42,9 @@ CASES = [
     Case(model="qwen3_5_tied", pp=2, dp=2),
     Case(model="qwen3_5", pp=2, vpp=2, tp=2),
     Case(model="qwen3_5", lora=LORA, dtype="bfloat16"),
+    Case(model="qwen3_5_moe"),
+    Case(model="qwen3_5_moe", dtype="bfloat16", recompute="selective"),
+    Case(model="qwen3_5_moe", tp=2, dp=2, ep=2, sequence_parallel=True),
 ]
 
 
@@ -63,7 +66,7 @@ def test_memory_is_as_predicted(world: World, case: Case) -> None:
         assert kept + max(moment, loss) == pytest.approx(rank.activations, rel=0.1)
 
 
-@pytest.mark.parametrize("model", ["qwen3", "qwen3_5"])
+@pytest.mark.parametrize("model", ["qwen3", "qwen3_5", "qwen3_5_moe"])
 def test_operations_are_those_that_torch_counts(world: World, model: str) -> None:
     """The output layer has padding. torch counts neither the convolution of a gated delta net nor
     its triangular systems, and products whose other half is masked it counts whole.

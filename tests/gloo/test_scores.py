@@ -16,7 +16,7 @@ from megatron_opsft.rollout.requests import make_requests
 
 RESPONSES = samples(4, seed=3)
 TEMPERATURE = 0.7
-HYBRID = [Case(model="qwen3_5", tp=2, pp=2), Case(model="qwen3_5_tied")]
+HYBRID = [Case(model="qwen3_5", tp=2, pp=2), Case(model="qwen3_5_tied"), Case(model="qwen3_5_moe")]
 # Some end early, and their rows are dropped.
 SAMPLING = SamplingSettings(
     temperature=1.0, top_p=1.0, max_response_tokens=24, end_token_ids=tuple(range(30))

@@ -54,6 +54,7 @@ LAYOUTS = [
     Case(model="llama3", tp=2, pp=2),
     Case(model="qwen3_5", tp=2, dp=2),
     Case(model="qwen3_5", tp=2, pp=2, sequence_parallel=True),
+    Case(model="qwen3_5_moe", tp=2, dp=2, ep=2, sequence_parallel=True),
     Case(model="qwen3_moe", dp=4, ep=2),
     Case(model="qwen3_moe", tp=2, dp=2, ep=2, sequence_parallel=True),
     Case(model="qwen3_moe", tp=2, ep=2, etp=1, sequence_parallel=True),

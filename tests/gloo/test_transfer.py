@@ -83,6 +83,7 @@ def push_and_pull(case: Case, engine_tp: int, bucket_bytes: int) -> tuple[int, l
         (Case(model="llama_mha", tp=4, dtype="bfloat16"), 1),
         (Case(model="qwen3_5", tp=2, pp=2, dtype="bfloat16"), 2),
         (Case(model="qwen3_5_tied", tp=2, dp=2), 1),
+        (Case(model="qwen3_5_moe", tp=2, dp=2, ep=2, sequence_parallel=True), 2),
         (Case(model="qwen3_5", tp=2, pp=2, dtype="bfloat16"), 1),
         (Case(model="qwen3_5_tied", pp=2, dtype="bfloat16"), 2),
         (Case(model="qwen3_moe", tp=2, pp=2, sequence_parallel=True, dtype="bfloat16"), 2),

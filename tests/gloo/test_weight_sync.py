@@ -45,6 +45,7 @@ LAYOUTS = [
     Case(model="qwen3_moe", tp=2, dp=2, ep=2, sequence_parallel=True),
     Case(model="qwen3_moe", tp=2, ep=2, etp=1, sequence_parallel=True, dtype="bfloat16"),
     Case(model="qwen3_5", tp=2, pp=2),
+    Case(model="qwen3_5_moe", tp=2, dp=2, ep=2, sequence_parallel=True),
 ]
 SYNCED = [
     Case(),
@@ -60,6 +61,7 @@ SYNCED = [
     Case(model="qwen3_moe", tp=2, dp=2, ep=2, sequence_parallel=True),
     Case(model="qwen3_moe", pp=2, dp=2, ep=2),
     Case(model="qwen3_moe", tp=2, dp=4, ep=8, etp=1, sequence_parallel=True),
+    Case(model="qwen3_5_moe", tp=2, dp=2, ep=2, sequence_parallel=True),
 ]
 PROBES = samples(4, seed=3)
 

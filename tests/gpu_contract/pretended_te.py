@@ -41,6 +41,7 @@ CASES = {
     "moe-tp2": Case(model="qwen3_moe", tp=2, sequence_parallel=True),
     "delta-tp2": Case(model="qwen3_5", tp=2),
     "delta-tp2sp": Case(model="qwen3_5", tp=2, sequence_parallel=True, recompute="selective"),
+    "delta-moe-ep2": Case(model="qwen3_5_moe", dp=2, ep=2),
     "delta-vpp2": Case(model="qwen3_5_tied", pp=2, vpp=2, deterministic=True),
     "cp2": Case(cp=2),
     "yarn-cp2": Case(model="qwen3_yarn", cp=2),

@@ -21,6 +21,7 @@ Ran = Callable[..., Any]
         (1, ["delta", "core-delta", "lora-delta", "core-lora-delta"]),
         (2, ["ep2", "etp1", "moe-tp2", "tp2", "cp2", "yarn-cp2", "vpp2"]),
         (2, ["delta-tp2", "delta-tp2sp", "delta-vpp2", "core-delta-tp2", "core-delta-tp2sp"]),
+        (2, ["delta-moe-ep2", "lora-delta-moe-ep2", "core-delta-moe-ep2"]),
         (2, ["lora-ep2", "lora-etp1", "lora-moe-tp2", "lora-tp2", "lora-cp2", "lora-vpp2"]),
     ],
 )

@@ -37,6 +37,8 @@ def hf_config(shape: ModelShape) -> PretrainedConfig:
             "moe_intermediate_size": shape.moe.ffn_size,
             "norm_topk_prob": shape.moe.normalize_top_k,
         }
+        if shape.moe.shared_ffn_size:
+            experts["shared_expert_intermediate_size"] = shape.moe.shared_ffn_size
     fields = dict(
         num_hidden_layers=shape.num_layers,
         hidden_size=shape.hidden_size,

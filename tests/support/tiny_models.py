@@ -74,6 +74,13 @@ QWEN3_5 = replace(
     ),
     layer_kinds=("linear_attention", "linear_attention", "linear_attention", "full_attention") * 2,
 )
+QWEN3_5_MOE = replace(
+    QWEN3_5,
+    architecture="Qwen3_5MoeForCausalLM",
+    num_layers=4,
+    layer_kinds=QWEN3_5.layer_kinds[:4],
+    moe=replace(QWEN3_MOE.moe, shared_ffn_size=56),
+)
 SHAPES = {
     "qwen2": QWEN2,
     "qwen2_tied": replace(QWEN2, tied_embeddings=True),
@@ -100,6 +107,8 @@ SHAPES = {
     ),
     "qwen3_5": QWEN3_5,
     "qwen3_5_tied": replace(QWEN3_5, tied_embeddings=True),
+    # The shared expert is wider than the others.
+    "qwen3_5_moe": QWEN3_5_MOE,
 }
 
 

@@ -4,12 +4,14 @@ What vLLM 0.32 itself holds after loading the same tensors was compared with thi
 model of `tiny_models.SHAPES`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
 from megatron_opsft.models.architectures.shape import ModelShape
+
+Cut = Callable[[str], Tensor]
 
 
 def vllm_weights(
@@ -41,24 +43,7 @@ def vllm_weights(
     for layer in (f"model.layers.{n}." for n in range(shape.num_layers)):
         norms = ["input_layernorm.weight", "post_attention_layernorm.weight"]
         found |= {layer + norm: hf[layer + norm] for norm in norms}
-        mlp = layer + "mlp."
-        if shape.moe is None:
-            gate, up = rows(f"{mlp}gate_proj.weight"), rows(f"{mlp}up_proj.weight")
-            found[f"{mlp}gate_up_proj.weight"] = torch.cat([gate, up])
-            found[f"{mlp}down_proj.weight"] = columns(f"{mlp}down_proj.weight")
-        else:
-            found[f"{mlp}gate.weight"] = hf[f"{mlp}gate.weight"]
-            experts = [f"{mlp}experts.{n}." for n in range(shape.moe.num_experts)]
-            fused = f"{mlp}experts.routed_experts."
-            found[f"{fused}w13_weight"] = torch.stack(
-                [
-                    torch.cat([rows(f"{e}gate_proj.weight"), rows(f"{e}up_proj.weight")])
-                    for e in experts
-                ]
-            )
-            found[f"{fused}w2_weight"] = torch.stack(
-                [columns(f"{e}down_proj.weight") for e in experts]
-            )
+        found |= _feed_forward(shape, hf, layer + "mlp.", rows, columns)
         if f"{layer}linear_attn.A_log" in hf:
             found |= _delta_net(shape, hf, layer + "linear_attn.", tp_rank, tp_size)
             continue
@@ -71,6 +56,29 @@ def vllm_weights(
         if shape.qk_norm:
             norms = ["self_attn.q_norm.weight", "self_attn.k_norm.weight"]
             found |= {layer + norm: hf[layer + norm] for norm in norms}
+    return found
+
+
+def _feed_forward(
+    shape: ModelShape, hf: Mapping[str, Tensor], mlp: str, rows: Cut, columns: Cut
+) -> dict[str, Tensor]:
+    found = {}
+    gated = mlp
+    if moe := shape.moe:
+        gated = f"{mlp}shared_expert." if moe.shared_ffn_size else ""
+        for name in ("gate.weight", "shared_expert_gate.weight"):
+            if mlp + name in hf:
+                found[mlp + name] = hf[mlp + name]
+        experts = [f"{mlp}experts.{n}." for n in range(moe.num_experts)]
+        fused = f"{mlp}experts.routed_experts."
+        found[f"{fused}w13_weight"] = torch.stack(
+            [torch.cat([rows(f"{e}gate_proj.weight"), rows(f"{e}up_proj.weight")]) for e in experts]
+        )
+        found[f"{fused}w2_weight"] = torch.stack([columns(f"{e}down_proj.weight") for e in experts])
+    if gated:
+        gate, up = rows(f"{gated}gate_proj.weight"), rows(f"{gated}up_proj.weight")
+        found[f"{gated}gate_up_proj.weight"] = torch.cat([gate, up])
+        found[f"{gated}down_proj.weight"] = columns(f"{gated}down_proj.weight")
     return found
 
 

@@ -87,7 +87,17 @@ def written(directory: Path, name: str, lora: LoraConfig) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("name", ["qwen3", "qwen3_moe"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "qwen3",
+        "qwen3_moe",
+        pytest.param(
+            "qwen3_5_moe",
+            marks=pytest.mark.xfail(strict=True, reason="PEFT 0.21 does not adapt its experts"),
+        ),
+    ],
+)
 def test_peft_computes_the_merged_model(tmp_path: Path, name: str) -> None:
     """Of experts too, which transformers stacks and PEFT adapts as one tensor."""
     from peft import PeftModel
@@ -199,3 +209,5 @@ def test_settings_that_cannot_work_are_refused() -> None:
     with pytest.raises(UserError, match="needs an adapter outside of the experts; name o_proj"):
         make_checked_run(config_of(experts, {"ep": 2}), SHAPES["qwen3_moe"], 2)
     make_checked_run(config_of(experts), SHAPES["qwen3_moe"], 2)
+    # A shared expert is outside of them.
+    make_checked_run(config_of(experts, {"ep": 2}), SHAPES["qwen3_5_moe"], 2)

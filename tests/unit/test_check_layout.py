@@ -50,6 +50,19 @@ def test_a_layout_that_does_not_fit_is_named(
         check_layout(SHAPES[model], ParallelConfig(**parallel))
 
 
+def test_ranks_divide_a_shared_expert() -> None:
+    shape = SHAPES["qwen3_5_moe"]
+    assert shape.moe is not None
+    odd = replace(shape, moe=replace(shape.moe, shared_ffn_size=57))
+    tp2 = ParallelConfig(tp=2, sequence_parallel=True)
+    check_layout(shape, tp2)
+    with pytest.raises(UserError, match=r"parallel\.tp=2 .* 57 feed-forward size"):
+        check_layout(odd, tp2)
+    message = r"rollout\.tp=2 does not divide shared_expert_intermediate_size=57"
+    with pytest.raises(UserError, match=message):
+        check_rollout_tp(odd, 2)
+
+
 @pytest.mark.parametrize(
     ("key_heads", "value_heads", "message"),
     [(2, 8, "4 .* 2 gated delta net key heads"), (1, 6, "4 .* 1 gated delta net key heads")],

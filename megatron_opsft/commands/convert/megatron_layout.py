@@ -31,6 +31,7 @@ from megatron_opsft.models.storage.model_paths import (
     FORMAT_NAME,
     METADATA_NAME,
     RECORD_NAME,
+    STACKS_EXPERTS,
     TORCH_DIST_FORMAT,
 )
 from megatron_opsft.models.storage.partial import PlannedFile
@@ -44,7 +45,7 @@ from megatron_opsft.models.weights.checkpoint_keys import (
 from megatron_opsft.models.weights.rectangles import Copy, whole
 from megatron_opsft.models.weights.rules import WeightRule, WeightTable
 from megatron_opsft.models.weights.slicing import shard_parameter
-from megatron_opsft.records import TensorShape
+from megatron_opsft.records import JsonObject, TensorShape
 from megatron_opsft.runtime.rounding import round_up
 
 _SMALL_ALIGNMENT = 64  # torch's archives align their tensors to as many bytes
@@ -55,11 +56,14 @@ def megatron_layout(
     dtypes: Mapping[str, torch.dtype],
     carried: Mapping[str, Region],
     max_file_bytes: int,
+    *,
+    stack_experts: bool = False,
 ) -> FileLayout:
     """Lay out a Megatron checkpoint of format torch_dist.
 
     table: with TransformerEngine's names. dtypes: of each HF tensor. carried: tensors of other
     parts of the model. Errors: `UserError` for a Megatron tensor of HF tensors whose dtypes differ.
+    stack_experts: what the checkpoint says of the files that it was made of.
     """
     layout = _DistLayout(max_file_bytes)
     sizes = lead_sizes(table)
@@ -71,11 +75,14 @@ def megatron_layout(
         layout.described[key] = BytesStorageMetadata()
         layout.add_archive(MetadataIndex(key), empty)
     metadata = Metadata(layout.described, storage_data=layout.storage)
+    record: JsonObject = {"vocab_size": table.shape.vocab_size}
+    if table.num_experts:
+        record[STACKS_EXPERTS] = stack_experts
     small_files = {
         COMMON_NAME: _saved({}),
         FORMAT_NAME: json.dumps(TORCH_DIST_FORMAT).encode(),
         METADATA_NAME: pickle.dumps(metadata),
-        RECORD_NAME: json.dumps({"vocab_size": table.shape.vocab_size}).encode(),
+        RECORD_NAME: json.dumps(record).encode(),
     }
     files = [
         PlannedFile(_file_name(index), file.num_bytes, tuple(file.constants))

@@ -14,7 +14,10 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.models.architectures.config_from_hf import read_model_shape
 from megatron_opsft.models.storage.adapter_config import read_adapter_config
 from megatron_opsft.models.storage.adapters import MergedTensors, StoredAdapter
-from megatron_opsft.models.storage.hf_files import SAFETENSORS_DTYPES
+from megatron_opsft.models.storage.hf_files import (
+    SAFETENSORS_DTYPES,
+    stacks_experts,
+)
 from megatron_opsft.models.storage.hf_writer import (
     MAX_SHARD_BYTES,
     Target,
@@ -186,10 +189,22 @@ def write_source(
     inputs += [region.path for region in source.carried.values()]
     check_out(out, inputs, overwrite=overwrite)
     dtypes = source.dtypes(dtype)
+    stacks = stacks_experts(source.table, source.directory, source.config_dir)
     if to == "hf":
-        layout = hf_layout(source.shapes(), dtypes, max_shard_bytes)
+        layout = hf_layout(
+            source.shapes(),
+            dtypes,
+            max_shard_bytes,
+            stack_experts=stacks,
+        )
     else:
-        layout = megatron_layout(source.table, dtypes, source.carried, max_shard_bytes)
+        layout = megatron_layout(
+            source.table,
+            dtypes,
+            source.carried,
+            max_shard_bytes,
+            stack_experts=stacks,
+        )
     num_bytes = sum(target.region.num_bytes for target in layout.targets)
     with (
         written_whole(out, layout.files) as partial,

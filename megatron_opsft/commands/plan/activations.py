@@ -231,7 +231,12 @@ def _feed_forward_bytes(run: PlannedRun) -> tuple[float, float]:
     # One product more than in a dense layer: that with the router's weight.
     expert = shape.hidden_size + (3 + num_products) * ffn_size
     gradients += copies * dtype_bytes * (2 * ffn_size + 2 * shape.hidden_size)
-    return router + copies * dtype_bytes * expert, gradients
+    stored = router + copies * dtype_bytes * expert
+    if moe.shared_ffn_size:
+        # As a dense layer, and its output, which is multiplied by the gate.
+        shared = (2 + num_products) * moe.shared_ffn_size / parallel.tp
+        stored += dtype_bytes * (shared + run.hidden_per_rank)
+    return stored, gradients
 
 
 def _adapter_bytes(run: PlannedRun) -> tuple[float, float]:
@@ -254,6 +259,8 @@ def _adapter_bytes(run: PlannedRun) -> tuple[float, float]:
         experts = {"gate_proj", "up_proj", "down_proj"} & set(lora.targets)
         copies = run.shape.moe.top_k * parallel.expert_tp / parallel.tp
         feed_forward = lora.rank * len(experts) * copies
+        if run.shape.moe.shared_ffn_size:
+            feed_forward += low_numbers(("gate_proj", "up_proj"), "down_proj")
     return attention * run.dtype_bytes, feed_forward * run.dtype_bytes
 
 

@@ -80,8 +80,11 @@ def _feed_forward_exchange(run: PlannedRun, hidden_bytes: float) -> float:
         return ring_seconds(run, 2 * hidden_bytes, tp, tp)
     # The copies of a rank's own tokens that go to all experts.
     routed_bytes = run.shape.moe.top_k * hidden_bytes / tp
-    there_and_back = ring_seconds(run, 2 * routed_bytes, ep, ep * etp)
-    return there_and_back + ring_seconds(run, 2 * routed_bytes * etp, etp, etp)
+    seconds = ring_seconds(run, 2 * routed_bytes, ep, ep * etp)  # there and back
+    seconds += ring_seconds(run, 2 * routed_bytes * etp, etp, etp)
+    if run.shape.moe.shared_ffn_size:  # cut as a dense layer is
+        seconds += ring_seconds(run, 2 * hidden_bytes, tp, tp)
+    return seconds
 
 
 def ring_seconds(run: PlannedRun, num_bytes: float, size: int, span: int) -> float:

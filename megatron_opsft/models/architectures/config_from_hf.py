@@ -85,7 +85,7 @@ def read_model_shape(model_dir: Path) -> ModelShape:
         architecture=architecture.hf_name,
         num_layers=len(layer_kinds),
         hidden_size=hidden_size,
-        ffn_size=fields.positive("intermediate_size", int),
+        ffn_size=_read_ffn_size(fields, architecture),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
@@ -227,6 +227,15 @@ def _read_layer_kinds(
     return tuple(cast(list[LayerKind], kinds))
 
 
+def _read_ffn_size(fields: Fields, architecture: Architecture) -> int:
+    """Read the size of dense feed-forward layers. A mixture of experts, which has none, may leave
+    it out.
+    """
+    if architecture.expert_rows and fields.values.get("intermediate_size") is None:
+        return fields.positive("moe_intermediate_size", int)
+    return fields.positive("intermediate_size", int)
+
+
 def _read_delta(fields: Fields, architecture: Architecture) -> DeltaShape | None:
     """Read the sizes of the gated delta nets; None if the architecture has none."""
     if not architecture.delta_rows:
@@ -274,9 +283,13 @@ def _read_moe(fields: Fields, architecture: Architecture) -> MoeShape | None:
             "num_experts_per_tok=1 with norm_topk_prob=true is not supported: the router "
             "would have no effect on the chosen expert's weight"
         )
+    shared_ffn_size = 0
+    if architecture.has_shared_expert:
+        shared_ffn_size = fields.positive("shared_expert_intermediate_size", int)
     return MoeShape(
         num_experts=num_experts,
         top_k=top_k,
         ffn_size=fields.positive("moe_intermediate_size", int),
         normalize_top_k=normalize_top_k,
+        shared_ffn_size=shared_ffn_size,
     )

@@ -250,6 +250,57 @@ QWEN3_5_VISION = replace(
     carried=("mtp.", "model.visual."),
 )
 
+# Experts as in Qwen3's mixture, and one that every token uses, with a gate. Published files have
+# the experts of a layer stacked in two tensors.
+SHARED_EXPERT_ROWS = (
+    Template(
+        "mlp.shared_experts.gate_weight",
+        ShardKind.COPY,
+        {"mlp.shared_expert_gate.weight": "one hidden"},
+    ),
+    Template(
+        "mlp.shared_experts.linear_fc1.weight",
+        ShardKind.COLUMN,
+        {
+            "mlp.shared_expert.gate_proj.weight": "shared_ffn hidden",
+            "mlp.shared_expert.up_proj.weight": "shared_ffn hidden",
+        },
+    ),
+    Template(
+        "mlp.shared_experts.linear_fc2.weight",
+        ShardKind.ROW,
+        {"mlp.shared_expert.down_proj.weight": "hidden shared_ffn"},
+    ),
+)
+
+QWEN3_5_MOE = replace(
+    QWEN3_5,
+    hf_name="Qwen3_5MoeForCausalLM",
+    model_type="qwen3_5_moe_text",
+    layer_rows=(*GATED_ATTENTION_ROWS, *ROUTER_ROWS, *SHARED_EXPERT_ROWS),
+    delta_rows=(*DELTA_ROWS, *ROUTER_ROWS, *SHARED_EXPERT_ROWS),
+    expert_rows=EXPERT_ROWS,
+    fixed_fields=(
+        *QWEN3_5.fixed_fields,
+        ("decoder_sparse_step", 1),
+        ("norm_topk_prob", True),  # transformers normalises whatever it says
+        ("n_shared_experts", 0),
+        ("num_shared_experts", 0),
+    ),
+    defaults={"head_dim": 256, "norm_topk_prob": True},
+    has_shared_expert=True,
+    stacks_experts=True,
+)
+
+QWEN3_5_MOE_VISION = replace(
+    QWEN3_5_MOE,
+    hf_name="Qwen3_5MoeForConditionalGeneration",
+    model_type="qwen3_5_moe",
+    hf_prefix=QWEN3_5_VISION.hf_prefix,
+    nested_in=QWEN3_5_VISION.nested_in,
+    carried=QWEN3_5_VISION.carried,
+)
+
 ARCHITECTURES = {
     architecture.hf_name: architecture
     for architecture in (
@@ -260,5 +311,7 @@ ARCHITECTURES = {
         QWEN3_MOE,
         QWEN3_5,
         QWEN3_5_VISION,
+        QWEN3_5_MOE,
+        QWEN3_5_MOE_VISION,
     )
 }

@@ -55,6 +55,10 @@ class MoeShape:
     """True: the weights of a token's experts are their router probabilities, divided by the sum of
     these. False: the probabilities themselves, a softmax over all experts.
     """
+    shared_ffn_size: int = 0
+    """Feed-forward size of the expert that every token uses too, times a sigmoid gate of its own;
+    0: there is none.
+    """
 
 
 LayerKind = Literal["full_attention", "linear_attention"]
@@ -174,15 +178,15 @@ class ModelShape:
 
     @property
     def active_ffn_size(self) -> int:
-        """Feed-forward size that one token uses: the sum over its experts."""
+        """Feed-forward size that one token uses: the sum over its experts, shared or not."""
         if self.moe is None:
             return self.ffn_size
-        return self.moe.top_k * self.moe.ffn_size
+        return self.moe.top_k * self.moe.ffn_size + self.moe.shared_ffn_size
 
 
 def weights_per_token(shape: ModelShape) -> int:
     """Return the number of weights of all layers that one token is multiplied with: in a mixture of
-    experts those of its `top_k` experts and of the router.
+    experts those of its `top_k` experts, of a shared one with its gate, and of the router.
     """
     # Of queries and output, with their gates if there are any, and of keys and values.
     num_heads = (3 if shape.gated_attention else 2) * shape.num_heads
@@ -200,7 +204,7 @@ def feed_forward_weights(shape: ModelShape) -> int:
     """Return the share of `weights_per_token` in the feed-forward part of one layer."""
     num_columns = 3 * shape.active_ffn_size
     if shape.moe is not None:  # the router has a row for each expert
-        num_columns += shape.moe.num_experts
+        num_columns += shape.moe.num_experts + bool(shape.moe.shared_ffn_size)
     return shape.hidden_size * num_columns
 
 

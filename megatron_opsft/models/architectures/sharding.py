@@ -20,6 +20,9 @@ def check_layout(shape: ModelShape, parallel: ParallelConfig) -> None:
     if shape.delta is not None:
         _check_delta(shape.delta, parallel)
     if shape.moe is not None:
+        _check_divides(
+            "tp", parallel.tp, shape.moe.shared_ffn_size, "feed-forward size"
+        )
         _check_divides("ep", parallel.ep, shape.moe.num_experts, "experts")
     if shape.moe is None and (parallel.ep > 1 or parallel.etp):
         key = "ep" if parallel.ep > 1 else "etp"
@@ -92,6 +95,13 @@ def check_rollout_tp(shape: ModelShape, tp_size: int) -> None:
         divide(value_heads, tp_size, "linear_num_value_heads", "rollout.tp")
     name, size = shape.shard_ffn
     divide(size, tp_size, name, "rollout.tp")
+    if shape.moe is not None:
+        divide(
+            shape.moe.shared_ffn_size,
+            tp_size,
+            "shared_expert_intermediate_size",
+            "rollout.tp",
+        )
     divide(padded_vocabulary(shape), tp_size, "the padded vocab_size", "rollout.tp")
     if shape.moe is not None and tp_size > shape.moe.num_experts:
         raise UserError(

@@ -124,6 +124,10 @@ class Architecture:
     """Rows of every layer with a gated delta net in the place of attention; (): there are none."""
     expert_rows: tuple[Template, ...] = ()
     """Rows of every expert of every layer, after the layer's rows."""
+    has_shared_expert: bool = False
+    """True if every token also uses one expert of its own size."""
+    stacks_experts: bool = False
+    """True if published files have the experts of a layer stacked, see `weights.expert_stacks`."""
     fixed_fields: tuple[tuple[str, object], ...] = ()
     """Config fields that must have this value or be null, besides `config_from_hf.FIXED_FIELDS`."""
     defaults: Mapping[str, object] = field(default_factory=dict)

@@ -11,7 +11,13 @@ from torch import Tensor
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.models.storage.large_files import Region
-from megatron_opsft.models.storage.model_paths import INDEX_NAME, SINGLE_NAME
+from megatron_opsft.models.storage.model_paths import (
+    INDEX_NAME,
+    SINGLE_NAME,
+    STACKS_EXPERTS,
+    read_record,
+)
+from megatron_opsft.models.weights.expert_stacks import matrices_of
 from megatron_opsft.models.weights.rectangles import Rect, whole
 from megatron_opsft.models.weights.rules import HEAD_NAME, WeightTable
 from megatron_opsft.records import TensorShape
@@ -69,7 +75,8 @@ def read_regions(
 class HfTensors:
     """The tensors of a Hugging Face directory, in one file or in shards with an index.
 
-    Only headers are read until a slice is wanted.
+    Only headers are read until a slice is wanted. Experts have a matrix each, also if the files
+    stack them.
     """
 
     def __init__(self, model_dir: Path) -> None:
@@ -78,15 +85,22 @@ class HfTensors:
         """
         self.model_dir = model_dir
         self._open = cache(partial(safe_open, framework="pt"))
-        self._regions: dict[str, Region] = {}
+        # By the names in the files, and with each expert's matrices by themselves.
+        self._in_files: dict[str, Region] = {}
         for file, names in _weight_files(model_dir).items():
-            self._regions |= read_regions(model_dir / file, names)
+            self._in_files |= read_regions(model_dir / file, names)
+        self._regions = matrix_regions(self._in_files)
 
     def dtype(self, name: str) -> torch.dtype:
         return self._regions[name].dtype
 
     def shapes(self) -> dict[str, TensorShape]:
         return {name: region.shape for name, region in self._regions.items()}
+
+    @property
+    def stacks_experts(self) -> bool:
+        """True if the files stack experts."""
+        return self._in_files.keys() != self._regions.keys()
 
     def regions(self, is_wanted: Callable[[str], bool]) -> dict[str, Region]:
         """Return name -> region of the tensors with a name that is wanted."""
@@ -99,23 +113,63 @@ class HfTensors:
         return tuple(self.names_by_file())
 
     def names_by_file(self) -> dict[Path, set[str]]:
-        """Return weight file -> names of the model's tensors that must be read from it."""
+        """Return weight file -> names that the model's tensors in it have there."""
         names: dict[Path, set[str]] = {}
-        for name, region in self._regions.items():
+        for name, region in self._in_files.items():
             names.setdefault(region.path, set()).add(name)
         return names
 
     def read(self, rect: Rect) -> Tensor:
         """Read a rectangle of a tensor, in the file's dtype, on the CPU."""
+        if rect.tensor not in self._in_files:
+            return self._read_from_stack(rect)
         stored = self._open(self._regions[rect.tensor].path).get_slice(rect.tensor)
         rows = slice(rect.row0, rect.row1)
         if len(stored.get_shape()) == 2:
             return stored[rows, rect.col0 : rect.col1]
         return stored[rows] if len(stored.get_shape()) == 1 else stored[rows].flatten(1)
 
+    def _read_from_stack(self, rect: Rect) -> Tensor:
+        """Read a rectangle of an expert's matrix."""
+        region = self._regions[rect.tensor]
+        shape = (rect.row1 - rect.row0, region.shape[1])
+        rows = torch.empty(shape, dtype=region.dtype)
+        region.copy_rows(rect.row0, rows, rect.tensor)
+        return rows[:, rect.col0 : rect.col1]
+
     def copy_rows(self, name: str, start: int, out: Tensor) -> None:
         """Read as many rows as `out` has, from row `start` on, and cast them into it."""
         self._regions[name].copy_rows(start, out, name)
+
+
+def matrix_regions(in_files: Mapping[str, Region]) -> dict[str, Region]:
+    """Return name -> region of tensors; each expert's matrices by themselves, also of a stack."""
+    regions = {}
+    for name, region in in_files.items():
+        offset = region.offset
+        shapes = matrices_of(name, region.shape) or {name: region.shape}
+        for matrix, shape in shapes.items():
+            regions[matrix] = region._replace(offset=offset, shape=shape)
+            offset += regions[matrix].num_bytes
+    return regions
+
+
+def stacks_experts(table: WeightTable, *model_dirs: Path) -> bool:
+    """Return whether a model is to be written with its experts in stacks: as in the first of these
+    directories that has weights in Hugging Face's format or was converted from it; else as
+    published models are.
+
+    Errors: `UserError` for a damaged file.
+    """
+    if not table.num_experts:
+        return False
+    for model_dir in model_dirs:
+        if any((model_dir / name).is_file() for name in (SINGLE_NAME, INDEX_NAME)):
+            return HfTensors(model_dir).stacks_experts
+        record = read_record(model_dir)
+        if STACKS_EXPERTS in record:
+            return bool(record[STACKS_EXPERTS])
+    return table.architecture.stacks_experts
 
 
 def _weight_files(model_dir: Path) -> Mapping[str, Collection[str] | None]:

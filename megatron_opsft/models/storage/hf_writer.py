@@ -15,7 +15,8 @@ import torch
 from huggingface_hub import split_state_dict_into_shards_factory
 from torch import Tensor
 
-from megatron_opsft.models.storage.hf_files import SAFETENSORS_DTYPES
+from megatron_opsft.errors import UserError
+from megatron_opsft.models.storage.hf_files import SAFETENSORS_DTYPES, matrix_regions
 from megatron_opsft.models.storage.large_files import (
     Region,
     check_cast,
@@ -25,6 +26,7 @@ from megatron_opsft.models.storage.large_files import (
 from megatron_opsft.models.storage.model_paths import COPIED_PATTERNS, INDEX_NAME
 from megatron_opsft.models.storage.partial import PlannedFile, written_whole
 from megatron_opsft.models.storage.replacing import check_out
+from megatron_opsft.models.weights.expert_stacks import matrices_of, stacked
 from megatron_opsft.models.weights.rectangles import Copy, whole
 from megatron_opsft.records import TensorShape
 from megatron_opsft.runtime.durable import write_files
@@ -54,23 +56,30 @@ def hf_layout(
     shapes: Mapping[str, TensorShape],
     dtypes: Mapping[str, torch.dtype],
     max_shard_bytes: int,
+    *,
+    stack_experts: bool = False,
 ) -> FileLayout:
     """Plan a Hugging Face directory: safetensors shards of at most `max_shard_bytes`, and an index.
 
     A larger tensor gets a file of its own. Names follow the hub's convention. dtypes: of each
-    tensor one of SAFETENSORS_DTYPES.
+    tensor one of SAFETENSORS_DTYPES. stack_experts: the files have the experts of a layer in two
+    tensors; a target still is one expert's matrix.
     """
+    in_files = dict(shapes)
+    if stack_experts:
+        in_files = stacked(shapes)
+        dtypes = _dtypes_in_files(in_files, dtypes)
     split = split_state_dict_into_shards_factory(
-        {name: (shape, dtypes[name]) for name, shape in shapes.items()},
+        {name: (shape, dtypes[name]) for name, shape in in_files.items()},
         get_storage_size=_num_bytes,
         filename_pattern="model{suffix}.safetensors",
         max_shard_size=max_shard_bytes,
     )
     files = []
-    targets: list[Target] = []
+    targets = []
     for file_name, names in split.filename_to_tensors.items():
         file, targets_in_file = plan_safetensors(
-            file_name, {name: shapes[name] for name in names}, dtypes
+            file_name, {name: in_files[name] for name in names}, dtypes
         )
         files.append(file)
         targets += targets_in_file
@@ -79,6 +88,24 @@ def hf_layout(
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         small_files[INDEX_NAME] = (json.dumps(index, indent=2) + "\n").encode()
     return FileLayout(tuple(files), tuple(targets), small_files)
+
+
+def _dtypes_in_files(
+    in_files: Mapping[str, TensorShape], dtypes: Mapping[str, torch.dtype]
+) -> dict[str, torch.dtype]:
+    """Return name -> dtype of tensors, of which some are stacks.
+
+    dtypes: of each expert's matrix by itself. Errors: `UserError` if they differ within a stack.
+    """
+    found = {}
+    for name, shape in in_files.items():
+        of_matrices = {dtypes[matrix] for matrix in matrices_of(name, shape) or [name]}
+        if len(of_matrices) > 1:
+            raise UserError(
+                f"the experts of {name} have several dtypes; give --dtype to convert all to one"
+            )
+        found[name] = of_matrices.pop()
+    return found
 
 
 def _num_bytes(tensor: tuple[TensorShape, torch.dtype]) -> int:
@@ -91,14 +118,18 @@ def plan_safetensors(
     shapes: Mapping[str, TensorShape],
     dtypes: Mapping[str, torch.dtype],
 ) -> tuple[PlannedFile, list[Target]]:
-    """Plan a safetensors file of these tensors, which are copied whole."""
+    """Plan a safetensors file of these tensors, which are copied whole; of a stack of experts, each
+    matrix by itself.
+    """
     header = _safetensors_header(shapes, dtypes)
-    targets, offset = [], len(header)
+    regions, offset = {}, len(header)
     for name, shape in shapes.items():
-        region = Region(Path(file_name), offset, shape, dtypes[name])
-        rect = whole(name, shape)
+        regions[name] = Region(Path(file_name), offset, shape, dtypes[name])
+        offset += regions[name].num_bytes
+    targets = []
+    for name, region in matrix_regions(regions).items():
+        rect = whole(name, region.shape)
         targets.append(Target(name, region, (Copy(rect, rect),)))
-        offset += region.num_bytes
     return PlannedFile(file_name, offset, ((0, header),)), targets
 
 
@@ -155,6 +186,7 @@ def write_hf_model(
     dtype: torch.dtype,
     source_dir: Path,
     carried: Mapping[str, Region] = MappingProxyType({}),
+    stack_experts: bool = False,
     more_files: Mapping[str, bytes] = MappingProxyType({}),
     max_shard_bytes: int = MAX_SHARD_BYTES,
     overwrite: bool = False,
@@ -165,6 +197,7 @@ def write_hf_model(
     shapes: every tensor of the model, as `WeightTable.hf_shapes` returns them.
     source_dir: the model whose config.json, tokenizer and templates are copied.
     carried: tensors of other parts of the model, which are copied as they are.
+    stack_experts: see `hf_layout`.
     more_files: relative name -> content of files that are written too, such as README.md.
 
     Everything goes to a hidden sibling of `out_dir`, which takes its name when all data is on disk.
@@ -177,7 +210,12 @@ def write_hf_model(
     carried_shapes = {name: region.shape for name, region in carried.items()}
     dtypes = dict.fromkeys(shapes, dtype)
     dtypes |= {name: region.dtype for name, region in carried.items()}
-    layout = hf_layout({**shapes, **carried_shapes}, dtypes, max_shard_bytes)
+    layout = hf_layout(
+        {**shapes, **carried_shapes},
+        dtypes,
+        max_shard_bytes,
+        stack_experts=stack_experts,
+    )
     remaining = {target.name: target.region for target in layout.targets}
     with written_whole(out_dir, layout.files) as partial:
         small_files = side_files(source_dir, dtype) | layout.small_files

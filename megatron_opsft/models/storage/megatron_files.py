@@ -5,7 +5,6 @@ load a checkpoint: any that Megatron-Core wrote, at any TP x PP x VPP x EP, with
 optimizer.
 """
 
-import json
 from functools import cache
 from itertools import chain, product
 from pathlib import Path
@@ -17,7 +16,7 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.models.architectures.template import ShardKind
 from megatron_opsft.models.storage.dist_metadata import Chunk, locate, read_metadata
 from megatron_opsft.models.storage.large_files import Region
-from megatron_opsft.models.storage.model_paths import RECORD_NAME
+from megatron_opsft.models.storage.model_paths import read_record
 from megatron_opsft.models.weights.checkpoint_keys import (
     Entry,
     StoredPart,
@@ -142,11 +141,7 @@ class MegatronTensors:
 
         The shapes of the tensors do not say: writers pad the vocabulary differently.
         """
-        try:
-            record = json.loads((self.model_dir / RECORD_NAME).read_bytes())
-        except (OSError, ValueError):  # another program wrote the checkpoint
-            return
-        size = record.get("vocab_size") if isinstance(record, dict) else None
+        size = read_record(self.model_dir).get("vocab_size")
         if size is not None and size != self._table.shape.vocab_size:
             raise UserError(
                 f"{self.model_dir} was converted from a model with vocab_size={size}, but "

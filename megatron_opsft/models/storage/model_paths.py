@@ -1,8 +1,10 @@
 """Find the directory of a model, and name its files. No weights are read, torch is not needed."""
 
+import json
 from pathlib import Path
 
 from megatron_opsft.errors import UserError, first_line
+from megatron_opsft.records import JsonObject
 from megatron_opsft.runtime.durable import list_checkpoints
 from megatron_opsft.runtime.libraries import (
     asking_hub,
@@ -25,6 +27,8 @@ TORCH_DIST_FORMAT = {
 }
 # Marks a converted checkpoint, which may be overwritten.
 RECORD_NAME = "conversion.json"
+STACKS_EXPERTS = "stacks_experts"
+"""Key in `RECORD_NAME`: whether the files of the model stacked its experts."""
 # In a checkpoint: tensors of other parts of the model than the language model.
 CARRIED_NAME = "carried.safetensors"
 ADAPTER_NAME = "adapter_config.json"  # PEFT saves it with a LoRA adapter
@@ -224,3 +228,12 @@ def has_hf_weights(directory: Path) -> bool:
 def is_dist_checkpoint(directory: Path) -> bool:
     """True if a directory looks like a checkpoint in Megatron's torch_dist format."""
     return (directory / METADATA_NAME).is_file() and (directory / FORMAT_NAME).is_file()
+
+
+def read_record(checkpoint: Path) -> JsonObject:
+    """Return what a converted checkpoint says of its model; {} if another program wrote it."""
+    try:
+        record = json.loads((checkpoint / RECORD_NAME).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}

@@ -58,7 +58,12 @@ def axis_sizes(shape: ModelShape) -> dict[str, int]:
     if shape.gated_attention:
         sizes["gated_q"] = 2 * sizes["q"]
     if shape.moe is not None:
-        sizes |= {"experts": shape.moe.num_experts, "expert_ffn": shape.moe.ffn_size}
+        sizes |= {
+            "experts": shape.moe.num_experts,
+            "expert_ffn": shape.moe.ffn_size,
+            "shared_ffn": shape.moe.shared_ffn_size,
+            "one": 1,
+        }
     if shape.delta is not None:
         sizes |= {
             "query": shape.delta.key_size,

@@ -24,6 +24,7 @@ _FUSED = {
     r"\.mlp\.experts\.(\d+)\.down_proj\.": ".mlp.experts.routed_experts.w2_",
     r"\.self_attn\.[qkv]_proj\.": ".self_attn.qkv_proj.",
     r"\.mlp\.(?:gate|up)_proj\.": ".mlp.gate_up_proj.",
+    r"\.mlp\.shared_expert\.(?:gate|up)_proj\.": ".mlp.shared_expert.gate_up_proj.",
     r"\.linear_attn\.in_proj_(?:qkv|z)\.": ".linear_attn.in_proj_qkvz.",
     r"\.linear_attn\.in_proj_[ba]\.": ".linear_attn.in_proj_ba.",
 }

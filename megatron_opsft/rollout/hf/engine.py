@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.initialization import no_init_weights
 
+from megatron_opsft.models.weights.expert_stacks import matrices_of
 from megatron_opsft.models.weights.rectangles import Copy, Parameter, whole
 from megatron_opsft.models.weights.rules import WeightTable
 from megatron_opsft.records import Rollout, Sample
@@ -27,8 +28,6 @@ from megatron_opsft.rollout.hf.decoding import DecodingPasses, as_bytes, decode
 from megatron_opsft.rollout.hf.language_model import language_config
 from megatron_opsft.rollout.requests import Decoder, make_rollouts
 from megatron_opsft.runtime.phase import count_done
-
-_STACKED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 
 
 class HfEngine(RolloutEngine):
@@ -160,21 +159,16 @@ def by_disk_name(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the values of a parameter under their disk names: views, if it stacks experts.
 
-    transformers 5 stacks the experts of a layer in two parameters. On disk, and so in the weight
-    tables, each expert has three matrices of its own. The numbers are the same: in the stack of
-    gate and up, each expert has the rows of gate, then those of up.
+    transformers 5 stacks the experts of a layer in two parameters; see `weights.expert_stacks`.
 
-    value: a parameter or anything of its shape: [experts, 2 ffn, hidden] for gate and up,
-    [experts, hidden, ffn] for down. hf_prefix: `Architecture.hf_prefix`, which stands on disk for
-    the "model." of a language model by itself.
+    value: a parameter or anything of its shape. hf_prefix: `Architecture.hf_prefix`, which stands
+    on disk for the "model." of a language model by itself.
     """
     if name.startswith("model."):
         name = hf_prefix + name.removeprefix("model.")
-    prefix, _, last = name.rpartition(".")
-    if last not in _STACKED or not prefix.endswith(".experts"):
+    matrices = matrices_of(name, tuple(value.shape))
+    if not matrices:
         yield name, value
         return
-    stacked = _STACKED[last]
-    for expert, matrix in enumerate(value):
-        for matrix_name, rows in zip(stacked, matrix.chunk(len(stacked)), strict=True):
-            yield f"{prefix}.{expert}.{matrix_name}.weight", rows
+    num_rows = {shape[0] for shape in matrices.values()}.pop()
+    yield from zip(matrices, value.flatten(0, 1).split(num_rows), strict=True)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from megatron_opsft.errors import SyncError
+from megatron_opsft.models.weights.expert_stacks import stacked
 from megatron_opsft.models.weights.rules import WeightTable
 from megatron_opsft.records import Rollout, Sample
 from megatron_opsft.rollout.engine import (
@@ -62,7 +63,9 @@ class VllmEngine(RolloutEngine):
         self.version = None
         self.tokenizer = tokenizer
         self.layout = vllm_layout(table, settings.tp, settings.rank % settings.tp)
-        self._hf_names = table.hf_shapes().keys()
+        shapes = table.hf_shapes()
+        # Those in the files of the model, whether these stack experts or not.
+        self._hf_names = shapes.keys() | stacked(shapes).keys()
         self.share = EngineShare(
             index=settings.rank // settings.tp,
             count=settings.world_size // settings.tp,

@@ -15,6 +15,7 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.methods.facts import describe_rollouts, describe_token_use
 from megatron_opsft.models.storage.adapter_config import adapter_config_json
 from megatron_opsft.models.storage.adapters import adapter_files
+from megatron_opsft.models.storage.hf_files import stacks_experts
 from megatron_opsft.models.storage.hf_writer import write_hf_model
 from megatron_opsft.models.storage.partial import written_whole
 from megatron_opsft.models.storage.replacing import check_out
@@ -82,6 +83,7 @@ def _write_model(s: Session, name: str, more_files: Mapping[str, bytes]) -> None
                 dtype=s.shards.dtype,
                 source_dir=s.model_dir,
                 carried=carried_of(s.model_dir, s.shards.table),
+                stack_experts=stacks_experts(s.shards.table, s.model_dir),
                 more_files={**s.model_files, **more_files},
                 overwrite=True,
             )

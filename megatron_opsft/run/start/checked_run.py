@@ -85,14 +85,15 @@ def check_adapters(shape: ModelShape, config: Config) -> None:
     """Check that the adapters of a mixture of experts can be trained, and loaded by PEFT.
 
     Errors: `UserError` for adapters on experts alone under expert parallelism, which leave nothing
-    to Megatron's first optimizer; for one of gate_proj and up_proj alone, which transformers holds
-    as one tensor.
+    to Megatron's first optimizer, unless there is a shared expert; for one of gate_proj and up_proj
+    alone, which transformers holds as one tensor.
     """
     lora = config.lora
     if shape.moe is None or not lora.rank:
         return
     on_attention = {"q_proj", "k_proj", "v_proj", "o_proj"} & set(lora.targets)
-    if config.parallel.ep > 1 and not on_attention:
+    on_others = on_attention or shape.moe.shared_ffn_size
+    if config.parallel.ep > 1 and not on_others:
         raise UserError(
             f"lora.targets={','.join(lora.targets)} with parallel.ep={config.parallel.ep}: the "
             "optimizer needs an adapter outside of the experts; name o_proj too, or set "

@@ -81,6 +81,12 @@ def build_trainer(
         log.info(describe_parts(megatron, loss, device))
     models = build_model(shape, megatron, device)
     if config.lora.rank:
+        adapts_experts = "gate_proj" in config.lora.targets and table.num_experts > 0
+        if layout.is_main and adapts_experts and table.architecture.stacks_experts:
+            log.warning(
+                "PEFT (0.21) ignores the adapters of this model's experts: use the merged hf/, or "
+                "`megatron-opsft convert merge`"
+            )
         add_adapters(models, table, layout, config.lora, config.run.seed)
     chunks = wrap_for_training(models, megatron, config.parallel)
     optimizer = build_optimizer(chunks, config.optimizer, bf16=megatron.bf16)

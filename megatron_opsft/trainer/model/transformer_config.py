@@ -143,6 +143,8 @@ def _expert_settings(
     the sum of these. Nothing balances the load: there is no other loss than the token losses.
     """
     return {
+        "moe_shared_expert_intermediate_size": moe.shared_ffn_size or None,
+        "moe_shared_expert_gate": moe.shared_ffn_size > 0,
         "num_moe_experts": moe.num_experts,
         "moe_ffn_hidden_size": moe.ffn_size,
         "moe_router_topk": moe.top_k,
