@@ -132,6 +132,14 @@ def test_responses_are_shown_without_their_middles_and_their_escape_sequences(
     assert last == [f"  for example: a{safe}", f"  -> b {safe} {about}"]
 
 
+def test_a_gold_answer_of_several_lines_is_shown_on_one() -> None:
+    verdict, rollout = Verdict(outcome=Outcome.WRONG), rollout_of("5", (2,))
+    for gold, said in (("Add.\n\nIt is 4.", "Add. It is 4."), ("4 " * 99, "4 4  [...]  4 4")):
+        shown = describe_sample(Problem(id="p", text="2+2?", answer=gold), rollout, verdict)
+        assert len(shown.splitlines()) == 2 and len(shown) < 200
+        assert said in shown.split("gold ")[1]
+
+
 def test_an_evaluation_of_several_sets_has_a_console_line_each(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
