@@ -19,7 +19,7 @@ from contextlib import suppress
 from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
-from traceback import extract_tb
+from traceback import walk_tb
 from typing import Any
 
 from megatron_opsft.errors import UserError, first_line
@@ -201,11 +201,14 @@ def _place_of(error: BaseException) -> str:
     """Return the line of a user's judge that an error passed last, as " (file.py:7)"; "" if it did
     not come from there.
     """
-    _, *frames = extract_tb(error.__traceback__)
-    own = [frame for frame in frames if frame.filename == frames[0].filename]
-    if not own or own[-1].filename == __file__:
+    _, *places = [
+        (frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)
+    ]
+    # The first of these frames is the judge's own function.
+    lines = [line for file, line in places if file == places[0][0]]
+    if not lines or places[0][0] == __file__:
         return ""
-    return f" ({Path(own[-1].filename).name}:{own[-1].lineno})"
+    return f" ({Path(places[0][0]).name}:{lines[-1]})"
 
 
 def _shortened(text: str) -> str:
