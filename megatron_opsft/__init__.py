@@ -5,6 +5,7 @@ tells type checkers what they are.
 """
 
 import importlib
+import sys
 import warnings
 
 __all__ = ["Callback", "TrainedRun", "convert", "evaluate", "load_config", "train"]
@@ -21,3 +22,7 @@ def __getattr__(name: str) -> object:
 warnings.filterwarnings(
     "ignore", "(Transformer Engine and )?Apex (is|are) not installed"
 )
+if not sys.warnoptions:
+    # Deprecations inside of Megatron and torch, on every rank, none for the user to fix.
+    warnings.filterwarnings("ignore", module=r"megatron\.core\.")
+    warnings.filterwarnings("ignore", module=r"torch\.distributed\.")

@@ -14,7 +14,7 @@ from megatron_opsft.models.storage.model_paths import local_model
 from megatron_opsft.models.storage.stored_weights import open_adapter
 from megatron_opsft.run.start.check import check_run
 from megatron_opsft.run.start.checked_run import CheckedRun
-from megatron_opsft.run.start.disk import check_disk, disk_use, gigabytes
+from megatron_opsft.run.start.disk import check_disk, describe_bytes, disk_use
 from megatron_opsft.run.start.input import read_input
 from megatron_opsft.run.start.run_directory import RunDir
 from megatron_opsft.runtime.launched import launched_ranks
@@ -66,7 +66,9 @@ def _describe_model(checked: CheckedRun) -> str:
 
 
 def _describe_data(checked: CheckedRun) -> Iterator[tuple[str, str]]:
-    """Yield what the problems are, and the first prompt; they need the model's tokenizer."""
+    """Yield what the problems are, and the first prompt with its gold answer; they need the
+    model's tokenizer.
+    """
     path = checked.config.model.path
     model_dir = local_model(path)
     if model_dir is None:
@@ -78,11 +80,13 @@ def _describe_data(checked: CheckedRun) -> Iterator[tuple[str, str]]:
     text = f"{problems.name}: {len(problems.problems):,} problems to train on"
     if run_input.held_out is not None:
         text += f", {len(run_input.held_out.problems):,} held out"
-    yield "data", f"{text}, {len(run_input.bad_rows):,} rows left out"
+    num_bad = len(run_input.bad_rows)
+    yield "data", f"{text}, {num_bad:,} {'row' if num_bad == 1 else 'rows'} left out"
     for note in run_input.notes:
         yield "note", note
     _, prompt = run_input.example()
     yield "prompt", prompt
+    yield "gold answer", problems.problems[0].answer
 
 
 def _describe_method(checked: CheckedRun) -> str:
@@ -121,9 +125,9 @@ def _describe_disk(checked: CheckedRun, *, resume: bool) -> str:
     use = disk_use(checked.config, checked.shape)
     warning = check_disk(checked.config, checked.shape, resume=resume)
     text = (
-        f"{checked.config.run.dir}: checkpoints up to {gigabytes(use.checkpoints)}, models "
-        f"{gigabytes(use.models)}, rollouts up to {gigabytes(use.rollouts)}, responses to "
-        f"held-out problems up to {gigabytes(use.held_out)}"
+        f"{checked.config.run.dir}: checkpoints up to {describe_bytes(use.checkpoints)}, models "
+        f"{describe_bytes(use.models)}, rollouts up to {describe_bytes(use.rollouts)}, responses "
+        f"to held-out problems up to {describe_bytes(use.held_out)}"
     )
     return f"{text}; {warning}" if warning else text
 

@@ -85,22 +85,26 @@ def load(
         unknown_keys = [e for e in errors if e["type"] == "extra_forbidden"]
         worst = [*unknown_keys, *errors][0]
         keys = _keys_by_section(model, tree)
-        raise UserError(_describe(worst, keys, path, overrides)) from None
+        typed = [override.partition("=")[0] for override in overrides]
+        typed += options or {}
+        raise UserError(_describe(worst, keys, path, typed)) from None
 
 
 def _describe(
-    error: ErrorDetails, keys: _Keys, path: Path | None, overrides: Sequence[str]
+    error: ErrorDetails, keys: _Keys, path: Path | None, typed_keys: Sequence[str]
 ) -> str:
-    """Return pydantic's error as one line with the key, its value and the fix."""
+    """Return pydantic's error as one line with the key, its value and the fix.
+
+    typed_keys: those that do not come from the file `path`.
+    """
     key = ".".join(map(str, error["loc"]))
     value = error["input"]
     match error["type"]:
         case "extra_forbidden":
-            typed_keys = [override.partition("=")[0] for override in overrides]
             # A section is typed if one of its keys is.
             is_typed = any(f"{typed}.".startswith(f"{key}.") for typed in typed_keys)
-            origin = "the command line" if path is None or is_typed else path
-            return f"unknown config key {key} in {origin}; {_advise(key, keys)}"
+            origin = "" if path is None or is_typed else f" in {path}"
+            return f"unknown config key {key}{origin}; {_advise(key, keys)}"
         case "missing":
             for name, field in keys.get(key, {}).items():
                 if field.is_required():

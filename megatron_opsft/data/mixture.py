@@ -141,10 +141,21 @@ def take_held_out(
 
 
 def describe_data(
-    data: DataConfig, steps: int, problems: ProblemSet, held_out: ProblemSet | None
+    data: DataConfig,
+    steps: int,
+    problems: ProblemSet,
+    held_out: ProblemSet | None,
+    *,
+    num_taken: int = 0,
 ) -> list[str]:
-    """Return notes for the user on the data of a run of `steps` steps, one string for each fact."""
-    notes = [describe_bad_rows(problems), _describe_contradictions(problems)]
+    """Return notes for the user on the data of a run of `steps` steps, one string for each fact.
+
+    num_taken: how many rows of its sources `take_held_out` took.
+    """
+    notes = [
+        describe_bad_rows(problems, num_taken=num_taken),
+        _describe_contradictions(problems),
+    ]
     notes += _describe_repetition(data, steps, problems)
     if held_out is None:
         notes.append(
@@ -192,13 +203,18 @@ def _describe_contradictions(problem_set: ProblemSet) -> str:
     )
 
 
-def describe_bad_rows(problem_set: ProblemSet, limit: int = 5) -> str:
-    """Say how many rows were left out, and list the first `limit` of them; "" if none."""
+def describe_bad_rows(
+    problem_set: ProblemSet, limit: int = 5, *, num_taken: int = 0
+) -> str:
+    """Say how many rows were left out, and list the first `limit` of them; "" if none.
+
+    num_taken: usable rows that were there and are no longer in the set.
+    """
     bad_rows = sorted(problem_set.bad_rows, key=lambda bad_row: bad_row.row)
     num_bad = len(bad_rows)
     if not bad_rows:
         return ""
-    num_rows = len(problem_set.problems) + num_bad
+    num_rows = len(problem_set.problems) + num_taken + num_bad
     lines = [f"{problem_set.name}: {num_bad} of {num_rows} rows left out"]
     for bad_row in bad_rows[:limit]:
         lines.append(f"  {bad_row.source}:{bad_row.row}: {bad_row.reason}")

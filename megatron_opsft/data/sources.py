@@ -7,7 +7,7 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import field
 from pathlib import Path
 from typing import Any
@@ -184,7 +184,7 @@ def _read_json(path: Path, option: str) -> list[Row]:
 
 def _read_csv(path: Path, option: str, delimiter: str) -> list[Row]:
     """Read a table with a header. All values are text; a column without a name is left out, and
-    blank lines are not rows.
+    blank lines are not rows. delimiter: what its ending means, see `_delimiter_of`.
 
     Errors: `UserError` for a header that cannot be read and for a quote out of place, behind which
     nobody knows where rows begin; `OSError` and those of gzip.
@@ -198,6 +198,8 @@ def _read_csv(path: Path, option: str, delimiter: str) -> list[Row]:
         with _opener(path)(
             path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline=""
         ) as text:
+            delimiter = _delimiter_of(text.readline(), delimiter)
+            text.seek(0)
             table = csv.reader(text, delimiter=delimiter, strict=True)
             for values in table:
                 if not header:
@@ -216,6 +218,20 @@ def _read_csv(path: Path, option: str, delimiter: str) -> list[Row]:
     return rows
 
 
+def _delimiter_of(first_line: str, delimiter: str) -> str:
+    """Return a semicolon for a table of commas whose first line has no comma outside of quotes, as
+    spreadsheets write it where commas are decimal points; else the delimiter itself.
+    """
+    if delimiter != ",":
+        return delimiter
+    num_columns = {",": 0, ";": 0}  # 0: quotes are out of place with this delimiter
+    for mark in num_columns:
+        with suppress(csv.Error):
+            table = csv.reader([first_line], delimiter=mark, strict=True)
+            num_columns[mark] = len(next(table, []))
+    return ";" if num_columns[","] <= 1 < num_columns[";"] else ","
+
+
 def _check_header(header: list[str], where: str) -> None:
     """Errors: `UserError` for a header that is not UTF-8, of one column that holds the separator
     of another format, or with a name twice. where: the beginning of the message.
@@ -224,8 +240,8 @@ def _check_header(header: list[str], where: str) -> None:
         raise UserError(f"{where} is {_NOT_UTF_8}")
     if len(header) == 1 and any(mark in header[0] for mark in ",;\t"):
         raise UserError(
-            f"{where}: the header {header[0]!r} is one column; .csv means commas between values, "
-            ".tsv tabs"
+            f"{where}: the header {header[0]!r} is one column; .csv means commas or semicolons "
+            "between values, .tsv tabs"
         )
     for name in header:
         if name and header.count(name) > 1:

@@ -20,7 +20,7 @@ REASONS = {
     "num_wrong": "wrong",
     "num_no_answer": "no answer",
     "verify_timeouts": "timed out",
-    "verify_errors": "verifier failed",
+    "verify_errors": "judge failed",
 }
 
 

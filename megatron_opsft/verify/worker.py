@@ -7,6 +7,7 @@ eat the machine's memory.
 """
 
 import gc
+import inspect
 import json
 import math
 import os
@@ -18,6 +19,7 @@ from contextlib import suppress
 from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any
 
 from megatron_opsft.errors import UserError, first_line
@@ -109,7 +111,8 @@ def open_judge(name: str) -> Judge:
 
     It is called with (text, gold, columns of the row as JSON); the last may be left out. Any error
     is an ERROR, except MemoryError: earlier answers may have filled the memory, so another process
-    judges this one. Errors: `UserError` for a function of the user's that cannot be imported.
+    judges this one. Errors: `UserError` for a function of the user's that cannot be imported, or
+    that does not take three arguments.
     """
     is_own_judge = ":" in name
     if is_own_judge:
@@ -130,7 +133,10 @@ def open_judge(name: str) -> Judge:
             raise
         # A user's code or sympy: the verdict says what broke.
         except Exception as error:
-            return Verdict(outcome=Outcome.ERROR, answer=_shortened(first_line(error)))
+            answer = _shortened(first_line(error))
+            if is_own_judge:
+                answer += _place_of(error)
+            return Verdict(outcome=Outcome.ERROR, answer=answer)
 
     return judge
 
@@ -177,7 +183,32 @@ def _import_function(name: str) -> Callable[..., Any]:
             f"judge {name}: {module.__file__} has no function {function_name}; write "
             "package.module:function"
         )
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some functions written in C have none
+        return function
+    try:
+        signature.bind("text", "gold", {})
+    except TypeError as error:
+        raise UserError(
+            f"judge {name}: it is called as {function_name}(text, gold, fields), and takes "
+            f"{signature} ({error})"
+        ) from None
     return function
+
+
+def _place_of(error: BaseException) -> str:
+    """Return the line of a user's judge that an error passed last, as " (file.py:7)"; "" if it did
+    not come from there.
+    """
+    _, *places = [
+        (frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)
+    ]
+    # The first of these frames is the judge's own function.
+    lines = [line for file, line in places if file == places[0][0]]
+    if not lines or places[0][0] == __file__:
+        return ""
+    return f" ({Path(places[0][0]).name}:{lines[-1]})"
 
 
 def _shortened(text: str) -> str:

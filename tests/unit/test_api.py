@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from forked_cli import ROOT, ForkedCli
 from small_run import QUICKSTART, SMALL_RUN
 
 import megatron_opsft
-from megatron_opsft import Callback, load_config, train
+from megatron_opsft import Callback, evaluate, load_config, train
 from megatron_opsft.commands.evaluate.inputs import open_model
 from megatron_opsft.errors import UserError
 from megatron_opsft.models.storage.model_paths import resolve_config, resolve_model
@@ -156,6 +157,20 @@ def test_errors_name_python_s_arguments(tmp_path: Path) -> None:
     missing = load_config(QUICKSTART, {"run.dir": tmp_path / "none"})
     with pytest.raises(UserError, match='leave out resume=True, or give resume="auto"'):
         train(missing, resume=True)
+    with pytest.raises(UserError, match=r"^unknown config key max_response_tokens; did you mean "):
+        evaluate(ROOT / "examples/eval/paper.yaml", max_response_tokens=9)
+
+
+def test_a_script_sees_no_deprecations_inside_of_megatron_and_torch() -> None:
+    """But those of its own modules, and all of them if Python is told to show them."""
+    warn = "warnings.warn_explicit({0!r}, FutureWarning, 'f', 1, module={0!r})"
+    names = ("megatron.core.optimizer", "torch.distributed.c10d_logger", "torch.mine", "mine")
+    code = "; ".join(["import warnings, megatron_opsft", *map(warn.format, names)])
+    for options, shown in (([], names[2:]), (["-W", "default"], names)):
+        said = subprocess.run(
+            [sys.executable, *options, "-c", code], capture_output=True, text=True, check=True
+        ).stderr
+        assert re.findall("FutureWarning: (.*)", said) == list(shown)
 
 
 def test_a_run_with_lora_says_so_in_tables(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ from megatron_opsft.models.storage.hf_writer import write_hf_model
 from megatron_opsft.models.storage.large_files import LargeFile
 from megatron_opsft.models.storage.partial import partial_dir
 from megatron_opsft.models.weights.rules import WeightTable
+from megatron_opsft.runtime.durable import COMPLETE
 
 SLOW = """
 import time
@@ -335,10 +336,14 @@ def test_an_error_at_any_point_keeps_what_was_there_and_the_next_try_begins_anew
 def test_wrong_direction_and_missing_config_are_named(
     cli: ForkedCli, hf: Path, megatron: Path, tmp_path: Path
 ) -> None:
+    for step in (1, 2):
+        (tmp_path / f"run/step_{step:06d}").mkdir(parents=True)
+        (tmp_path / f"run/step_{step:06d}" / COMPLETE).write_text("{}")
     for words, message in (
         (["to-megatron", "--hf", megatron], "other way"),
         (["to-hf", "--megatron", hf], "other way"),
         (["to-hf", "--megatron", tmp_path / "gone"], "not a directory"),
+        (["to-hf", "--megatron", tmp_path / "run"], f"such as {tmp_path / 'run/step_000002'}"),
         (["to-hf", "--megatron", megatron, "--shard-size", "many"], "--shard-size=many"),
         (["to-hf", "--megatron", megatron, "--shard-size", "0.5"], "--shard-size=0.5"),
         (["to-hf", "--megatron", megatron, "--shard-size", "9" * 40], "--shard-size=999"),

@@ -90,7 +90,7 @@ def test_a_disk_without_room_for_one_checkpoint_is_refused_and_for_few_warned_of
     ):
         with_free(monkeypatch, free)
         if refused:
-            said = r"checkpoint takes 0\.008\d* GB and hf/ 0\.002\d* GB, and 0\.010\d* GB are free"
+            said = r"checkpoint takes 8\.\d+ MB and hf/ 2\.\d+ MB, and 10\.\d+ MB are free"
             with pytest.raises(UserError, match=said):
                 check_disk(config, SHAPE, resume=resume)
         else:

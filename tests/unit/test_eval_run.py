@@ -212,7 +212,7 @@ def test_early_exit_is_shorter_and_has_costs(cli: ForkedCli, whole: Path, tmp_pa
         (["template=none.jinja"], "error: template=none.jinja cannot be read"),
         (["method=deer", "deer.transition_words=Notaword"], "'Notaword' is not a single token"),
         (["method=deer", "budgets=100"], "budgets: early exit tries answers"),
-        (["--max-token", "8"], "unknown config key max_token in"),
+        (["--max-token", "8"], "unknown config key max_token; did you mean max_tokens"),
     ],
 )
 def test_bad_options_are_one_line_before_anything_is_sampled(

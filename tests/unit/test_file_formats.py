@@ -35,11 +35,22 @@ USER = {"role": "user", "content": "1+1?"}
 RIGHT = {"role": "assistant", "content": "It is \\boxed{2}."}
 
 
-@pytest.mark.parametrize("name", ["rows.csv", "rows.tsv", "rows.csv.gz", "rows.tsv.gz"])
+@pytest.mark.parametrize(
+    ("name", "separator"),
+    [
+        ("rows.csv", ","),
+        ("rows.csv", ";"),
+        ("rows.tsv", "\t"),
+        ("rows.csv.gz", ","),
+        ("rows.csv.gz", ";"),
+        ("rows.tsv.gz", "\t"),
+    ],
+)
 @pytest.mark.parametrize("line_end", ["\n", "\r\n"])
-def test_a_table_s_rows_are_exact_problems(tmp_path: Path, name: str, line_end: str) -> None:
+def test_a_table_s_rows_are_exact_problems(
+    tmp_path: Path, name: str, separator: str, line_end: str
+) -> None:
     """With a byte order mark, quoted line ends and quotes, a blank line, and a nameless index."""
-    separator = "\t" if ".tsv" in name else ","
     content = TABLE.replace("|", separator).replace("\n", line_end).encode()
     path = tmp_path / name
     path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
@@ -51,6 +62,17 @@ def test_a_table_s_rows_are_exact_problems(tmp_path: Path, name: str, line_end: 
     own = load_problems(str(path), with_fields=True).problems[0]
     assert own.fields == {"id": "a", "answer": "42", "level": "3"}
     assert csv.field_size_limit() < 200_000
+
+
+def test_a_comma_outside_of_quotes_in_the_header_decides_for_commas(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text('"problem";"answer, short";answer\n"a; b, c";x,y;"1,5"\n')
+    (problem,) = load_problems(str(path), with_fields=True).problems
+    assert (problem.text, problem.answer) == ("a; b, c", "1,5")
+    assert problem.fields["answer, short"] == "x,y"
+    path.write_text('"problem","a;b",answer\np;q,x,1\n')
+    (problem,) = load_problems(str(path), with_fields=True).problems
+    assert (problem.text, problem.answer, problem.fields["a;b"]) == ("p;q", "1", "x")
 
 
 @pytest.mark.parametrize("ending", ["json", "json.gz"])
@@ -94,7 +116,10 @@ def test_bad_rows_have_their_number_and_the_others_are_kept(tmp_path: Path) -> N
     [
         ("r.csv", 'problem,answer\n"a\nb",1\n"c"d,2\n', "row that begins in line 4 has a quote"),
         ("r.csv", 'problem,answer\np,1\n"q,2\nr,3\n', "row that begins in line 3 has a quote"),
-        ("r.csv", "problem;answer\np;1\n", "the header 'problem;answer' is one column; .csv means"),
+        ("r.csv", "problem\tanswer\np\t1\n", "the header .* is one column; .csv means commas or"),
+        ("r.csv", "problem;answer,id\np;1,2\n", "it has id, problem;answer: set data.pro"),
+        ("r.csv", '"problem;answer"\np\n', "the header 'problem;answer' is one column"),
+        ("r.tsv", "problem;answer\np;1\n", "the header 'problem;answer' is one column"),
         ("r.tsv", "problem,answer\np,1\n", "the header 'problem,answer' is one column"),
         ("r.csv", "problem,answer,answer\np,1,2\n", "the header has 'answer' 2 times; rename one"),
         ("r.csv", "text,target\np,1\n", r"no field problem.*; it has target, text: set data.pro"),

@@ -24,6 +24,7 @@ from megatron_opsft.run.record.advice import (
     explain_empty_step,
     explain_few_accepted,
     explain_left_out,
+    explain_slow_judge,
     measure_correct,
     warn_of_decline,
     worse_in_a_row,
@@ -131,6 +132,14 @@ def test_responses_are_shown_without_their_middles_and_their_escape_sequences(
     assert last == [f"  for example: a{safe}", f"  -> b {safe} {about}"]
 
 
+def test_a_gold_answer_of_several_lines_is_shown_on_one() -> None:
+    verdict, rollout = Verdict(outcome=Outcome.WRONG), rollout_of("5", (2,))
+    for gold, said in (("Add.\n\nIt is 4.", "Add. It is 4."), ("4 " * 99, "4 4  [...]  4 4")):
+        shown = describe_sample(Problem(id="p", text="2+2?", answer=gold), rollout, verdict)
+        assert len(shown.splitlines()) == 2 and len(shown) < 200
+        assert said in shown.split("gold ")[1]
+
+
 def test_an_evaluation_of_several_sets_has_a_console_line_each(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -168,7 +177,11 @@ KEPT = "keep rollout.max_response_tokens=120 and raise data.prompts"
         ({"num_unfinished": 15, "num_wrong": 17}, 64, None, "does the answer field hold"),
         ({"num_unfinished": 15, "num_no_answer": 17}, 64, None, "chat template"),
         ({"num_unfinished": 15, "verify_timeouts": 17}, 64, None, "raise verify.timeout_seconds"),
-        ({"num_unfinished": 15, "verify_errors": 17}, 64, None, "the verifier fails"),
+        ({"num_unfinished": 15, "verify_errors": 17}, 64, None, "the judge fails"),
+        # However many are cut off, a judge that gave no verdict at all comes first.
+        ({"num_unfinished": 27, "verify_errors": 5}, 64, None, "the judge fails"),
+        ({"num_unfinished": 27, "verify_errors": 4, "num_wrong": 1}, 64, None, "raise rollout.max"),
+        ({"num_unfinished": 27, "verify_timeouts": 5}, 64, None, "raise verify.timeout_seconds"),
     ],
 )
 def test_a_step_without_any_is_explained_by_counts_and_the_first_evaluation(
@@ -185,6 +198,35 @@ def test_a_step_without_any_is_explained_by_counts_and_the_first_evaluation(
     begin = "step 1 accepted none of 32 responses, so nothing was learned: "
     assert said.startswith(f"{begin}{counts['num_unfinished']} cut off") and words in said
     assert ", 0 " not in said and ("model solves" in said) == ("model solves" in words)
+
+
+@pytest.mark.parametrize(
+    ("errors", "warns"), [({}, True), ({"eval_verify_errors": 6}, False), ({"errors": 6}, True)]
+)
+def test_a_base_model_whose_answers_nobody_could_judge_is_not_called_weak(
+    errors: dict[str, int], warns: bool
+) -> None:
+    base = {"eval_accuracy": 0.0, "eval_truncated_share": 0.1, "eval_samples": 8}
+    assert bool(advise_on_base(base | errors)) == warns
+
+
+@pytest.mark.parametrize(
+    ("seconds", "in_all", "workers", "warns"),
+    [
+        (6.1, 6.6, 2, True),
+        (0.9, 1.0, 2, False),
+        (3.0, 7.0, 2, False),
+        (6.1, 6.6, 3, False),  # the six finished responses have a worker each
+    ],
+)
+def test_a_judge_that_takes_most_of_a_step_is_told_with_its_workers(
+    seconds: float, in_all: float, workers: int, warns: bool
+) -> None:
+    step = {"step": 1, "verify_seconds": seconds, "step_seconds": in_all}
+    step |= {"num_rollouts": 8, "num_unfinished": 2}
+    said = explain_slow_judge(step, workers, 2)
+    wanted = "step 1: the judge took 6.1 of 6.6 s with 2 workers a rank; "
+    assert said.startswith(wanted) if warns else said == ""
 
 
 def few(accepted: int, **counts: int) -> dict[str, int]:

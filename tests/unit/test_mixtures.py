@@ -158,6 +158,7 @@ def test_what_is_evaluated_is_left_out_of_training_and_said() -> None:
     said = describe_bad_rows(left).splitlines()
     assert said[0] == "d.jsonl: 2 of 10 rows left out"
     assert said[1] == "  d.jsonl:2: also in eval.data: what is evaluated is not trained on"
+    assert describe_bad_rows(left, num_taken=5).startswith("d.jsonl: 2 of 15 rows left out")
     with pytest.raises(UserError, match=r"data.train=d.jsonl: all of its 10 problems are also in "):
         leave_out_held_out(TEN, {"eval.data": TEN})
 

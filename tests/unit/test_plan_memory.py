@@ -179,6 +179,9 @@ def test_what_does_not_fit_says_where_and_what_to_do() -> None:
     assert plan.worst.margin < 0
     assert any("fewer than one sequence" in line for line in plan.problems)
     assert verdict_line(plan).startswith("DOES NOT FIT. rollout: stage 0 needs ")
+    assert verdict_line(plan).endswith(
+        " (`megatron-opsft plan CONFIG --search` looks for a layout)"
+    )
 
 
 def test_what_fits_says_what_it_costs() -> None:

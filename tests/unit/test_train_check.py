@@ -1,5 +1,6 @@
 """`train --check`: the same checks as a start, and what the run would do; nothing is written."""
 
+import json
 from pathlib import Path
 
 from forked_cli import ROOT, ForkedCli
@@ -20,6 +21,12 @@ def test_a_run_is_described_and_nothing_is_written(cli: ForkedCli, tmp_path: Pat
     assert "on_policy_sft: A = 1[correct and n <= L]" in rows["method"]
     assert "24 responses of up to 64 tokens" in rows["method"]
     assert "1 x cpu: FITS" in rows["memory"]
+    # Figures of so small a run are not rounded to nothing.
+    assert " 0.0 " not in rows["memory"] and " seconds. Bottleneck: " in rows["memory"]
+    assert "models 2.67 MB" in rows["disk"]
+    lines = [json.loads(line) for line in train.read_text("utf-8").splitlines()]
+    (answer,) = [line["answer"] for line in lines if line["problem"] in rows["prompt"]]
+    assert rows["gold answer"].strip() == answer
     assert f"{run_dir} is new" in rows["run.dir"]
     assert "run.eval_every" in rows["free on resume"]
     assert "optimizer.lr" in rows["adjustable"]

@@ -30,6 +30,7 @@ from megatron_opsft.records import FinishReason, Outcome, Problem
 from megatron_opsft.run.start.checked_run import make_checked_run
 from megatron_opsft.run.start.input import read_input
 from megatron_opsft.verify.verifier import Verifier, check_judge, describe_judge, share_of_cores
+from megatron_opsft.verify.worker import open_judge
 from megatron_opsft.verify.worker_pool import VerifierPool
 
 CORRECT, WRONG, ERROR = Outcome.CORRECT, Outcome.WRONG, Outcome.ERROR
@@ -241,6 +242,46 @@ def test_what_a_function_may_return_and_what_an_exception_becomes(caplog: Any) -
     (message,) = [record.getMessage() for record in caplog.records]  # of two calls
     assert "4 of 12 responses could not be judged" in message
     assert "it returned NoneType, not a bool, a number, an Outcome or a Verdict" in message
+
+
+def test_the_error_of_a_judge_names_the_line_of_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Raised in the function, in one that it calls, in a library; and by what it returns."""
+    monkeypatch.chdir(tmp_path)
+    Path("placed_judge.py").write_text(
+        "import json\n\n\n"
+        "def read(text):\n    return {}[text]\n\n\n"
+        "def judge(text, gold, fields):\n"
+        "    if text == 'library':\n        json.loads('{')\n"
+        "    if text == 'returns':\n        return 'yes'\n"
+        "    return read(text)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    judge = open_judge("placed_judge:judge")
+    said = {text: judge(text, "x").answer for text in ("called", "library", "returns")}
+    assert said["called"] == "KeyError: 'called' (placed_judge.py:5)"
+    assert said["library"].endswith(" (placed_judge.py:10)")
+    assert said["returns"].endswith("an Outcome or a Verdict")
+
+
+def test_a_judge_that_does_not_take_three_arguments_is_one_line_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("arguments.py").write_text(
+        "two = lambda text, gold: True\n"
+        "four = lambda text, gold, fields, more: True\n"
+        "some = lambda text, *others: True\n"
+        "class AnObject:\n    def __call__(self, text, gold, fields): return True\n"
+        "an_object = AnObject()\n"
+    )
+    for name in ("two", "four"):
+        said = rf"judge arguments:{name}: it is called as {name}\(text, gold, fields\), and takes"
+        with pytest.raises(UserError, match=said):
+            check_judge(VerifyConfig(judge=f"arguments:{name}"))
+    for name in ("some", "an_object"):
+        check_judge(VerifyConfig(judge=f"arguments:{name}"))
 
 
 def test_a_judge_that_is_not_there_is_one_line_before_anything_is_written(

@@ -177,6 +177,7 @@ def find_source(name: str, to: str, out: Path, *, overwrite: bool) -> Path:
     Errors: `UserError`, also for an output that may not be written.
     """
     from megatron_opsft.models.storage.model_paths import (
+        check_holds_no_checkpoints,
         newest_checkpoint,
         resolve_model,
     )
@@ -186,6 +187,7 @@ def find_source(name: str, to: str, out: Path, *, overwrite: bool) -> Path:
         directory = resolve_model(name, option="--hf")
     else:
         directory = newest_checkpoint(Path(name).expanduser())
+        check_holds_no_checkpoints(directory, "--megatron")
     if not directory.is_dir():
         raise UserError(f"{directory} is not a directory")
     check_out(out, [directory], overwrite=overwrite)

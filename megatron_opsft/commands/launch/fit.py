@@ -31,7 +31,7 @@ def warn_of_fit(config: Config, world_size: int, hardware: Hardware | None) -> N
     # Here, not at the top: other commands need no plan.
     from megatron_opsft.commands.plan.job import check_planned_run, make_planned_run
     from megatron_opsft.commands.plan.least_offload import make_plan
-    from megatron_opsft.commands.plan.show import describe_fit
+    from megatron_opsft.commands.plan.show import SEARCH_HINT, describe_fit
 
     devices = f"{world_size} x {hardware.name}"
     try:
@@ -43,9 +43,10 @@ def warn_of_fit(config: Config, world_size: int, hardware: Hardware | None) -> N
     plan = make_plan(run, max(config.run.steps, 1))
     if not plan.is_safe:
         log.warning(
-            "the plan for %s: %s (`megatron-opsft plan CONFIG --search` looks for a layout)",
+            "the plan for %s: %s %s",
             devices,
             describe_fit(plan),
+            SEARCH_HINT,
         )
 
 

@@ -12,7 +12,12 @@ if TYPE_CHECKING:
     from megatron_opsft.commands.plan.estimate import Plan
     from megatron_opsft.commands.plan.job import PlannedRun
 
+SEARCH_HINT = "(`megatron-opsft plan CONFIG --search` looks for a layout)"
 NUM_SHOWN = 5  # layouts that a search prints
+_SMALL_MODEL = 10**8  # parameters
+# Less would be written as 0.
+_LEAST_HOURS = 0.05
+_LEAST_PRICE = 0.5
 
 
 def show_plan(plan: "Plan") -> str:
@@ -31,16 +36,22 @@ def show_plan(plan: "Plan") -> str:
 def verdict_line(plan: "Plan") -> str:
     """Say if the run fits, with the margin, and what it takes."""
     if plan.problems:
-        return describe_fit(plan)
-    duration = f"{plan.hours:.1f} hours"
-    if plan.hours < 1:
-        duration = f"{plan.hours * 60:.1f} minutes"
-    cost = (
-        f"{plan.num_steps} steps take {duration}, {plan.device_hours:,.1f} device-hours"
-    )
-    if plan.price:
+        return f"{describe_fit(plan)} {SEARCH_HINT}"
+    cost = f"{plan.num_steps} steps take {_describe_hours(plan.hours)}"
+    if plan.device_hours >= _LEAST_HOURS:
+        cost += f", {plan.device_hours:,.1f} device-hours"
+    if plan.price >= _LEAST_PRICE:
         cost += f", ${plan.price:,.0f}"
     return f"{describe_fit(plan)}. {cost}. Bottleneck: {plan.bottleneck}."
+
+
+def _describe_hours(hours: float) -> str:
+    """Write a duration in hours, minutes or seconds, whichever gives at least 1."""
+    if hours >= 1:
+        return f"{hours:.1f} hours"
+    if hours * 60 >= 1:
+        return f"{hours * 60:.1f} minutes"
+    return f"{hours * 3600:.1f} seconds"
 
 
 def describe_fit(plan: "Plan") -> str:
@@ -59,6 +70,8 @@ def describe_fit(plan: "Plan") -> str:
 def _headline(plan: "Plan") -> str:
     run = plan.run
     model = f"{run.num_parameters / 1e9:.2f} B parameters"
+    if run.num_parameters < _SMALL_MODEL:
+        model = f"{run.num_parameters / 1e6:.1f} M parameters"
     if run.config.lora.rank:
         adapters = f"{run.num_trained / 1e6:,.0f} M of adapters"
         model += f", {adapters} ({describe_lora(run.config.lora)})"

@@ -87,6 +87,18 @@ def local_model(name: str, *, option: str = "model.path") -> Path | None:
     return directory
 
 
+def check_holds_no_checkpoints(directory: Path, option: str) -> None:
+    """Check that a directory is no folder of a run's checkpoints, of which one must be chosen.
+
+    option: the setting that the error names. Errors: `UserError`.
+    """
+    checkpoints = list_checkpoints(directory)
+    if checkpoints:
+        raise UserError(
+            f"{option}={directory} holds checkpoints; give one of them, such as {checkpoints[-1]}"
+        )
+
+
 def _find_local(name: str, option: str) -> Path | None:
     """Return the directory of a model on this machine, see `resolve_model`; None for a hub name.
 
@@ -96,11 +108,7 @@ def _find_local(name: str, option: str) -> Path | None:
         return ASSETS / TINY_REASONER
     path = Path(name).expanduser()
     if path.is_dir():
-        checkpoints = list_checkpoints(path)
-        if checkpoints:
-            raise UserError(
-                f"{option}={name} holds checkpoints; give one of them, such as {checkpoints[-1]}"
-            )
+        check_holds_no_checkpoints(path, option)
         return _model_of_run(path, option) or path
     if path.exists():
         raise UserError(

@@ -23,14 +23,18 @@ _REMEDIES = {
         r"most are finished without an answer in \boxed{}: look at rollouts/, and at data.template "
         "and the model's chat template"
     ),
-    "verify_timeouts": "raise verify.timeout_seconds, or give the verifier more CPU cores",
-    "verify_errors": "the verifier fails on most: look at rollouts/",
+    "verify_timeouts": "raise verify.timeout_seconds, or give the judge more CPU cores",
+    "verify_errors": "the judge fails: rollouts/ has its message as the answer of each response",
 }
+# The reasons that say nothing about a response: the judge gave no verdict.
+_NO_VERDICT = ("verify_timeouts", "verify_errors")
 # Keys of evals.jsonl, see `measure_correct`.
 _TENTH = "eval_correct_tokens_tenth"
 _HALF = "eval_correct_tokens_half"
 # Smaller shares of responses count as few.
 _FEW = 0.05
+# A judge that takes less is not worth a word, whatever its share of a step.
+_MIN_JUDGE_SECONDS = 1.0
 # The number of steps whose accepted responses are counted together.
 RECENT_STEPS = 10
 # A base model that solves less has little to learn from.
@@ -127,9 +131,33 @@ def explain_few_accepted(steps: Sequence[Line], limit: int, base: Line) -> str:
     )
 
 
+def explain_slow_judge(step: Line, num_workers: int, world_size: int) -> str:
+    """Say that a judge of the user's own takes most of a step; "" if it does not, or if every
+    response has a worker of its own already.
+
+    step: a line of metrics.jsonl. num_workers: how many processes of a rank judge at once.
+    """
+    num_finished = step.get("num_rollouts", 0) - step.get("num_unfinished", 0)
+    if num_finished <= num_workers * world_size:
+        return ""
+    seconds, in_all = step.get("verify_seconds", 0.0), step["step_seconds"]
+    if seconds < max(_MIN_JUDGE_SECONDS, in_all / 2):
+        return ""
+    return (
+        f"step {step['step']}: the judge took {seconds:.1f} of {in_all:.1f} s with {num_workers} "
+        "workers a rank; if it waits, for a server say, raise verify.workers, beyond the CPU cores "
+        "too"
+    )
+
+
 def _remedy(counts: Line, limit: int, base: Line) -> str:
-    """Say what helps if few responses are accepted, by the most common reason."""
-    most_common = max(REASONS, key=lambda key: counts.get(key, 0))
+    """Say what helps if few responses are accepted, by the most common reason. If the judge gave
+    no verdict at all, that is the reason, however many responses were cut off.
+    """
+    num_finished = counts["num_rollouts"] - counts.get("num_unfinished", 0)
+    num_no_verdict = sum(counts.get(key, 0) for key in _NO_VERDICT)
+    reasons = _NO_VERDICT if 0 < num_no_verdict == num_finished else tuple(REASONS)
+    most_common = max(reasons, key=lambda key: counts.get(key, 0))
     if most_common in _REMEDIES:
         remedy = _REMEDIES[most_common]
     elif counts.get("length_limit", limit) < limit:
@@ -258,8 +286,11 @@ def advise_on_base(evaluation: Line) -> str:
 
     Returns "" if it solves enough.
     """
-    # Responses that were cut off may be correct; `warn_of_cut_off` warns of these.
+    # Responses that were cut off may be correct; `warn_of_cut_off` warns of these. So may those
+    # that the judge failed at, which the verifier logs.
+    num_no_verdict = sum(evaluation.get(f"eval_{key}", 0) for key in _NO_VERDICT)
     share = evaluation["eval_accuracy"] + evaluation["eval_truncated_share"]
+    share += num_no_verdict / max(evaluation.get("eval_samples", 0), 1)
     if share >= _MIN_BASE_ACCURACY:
         return ""
     return (

@@ -20,6 +20,7 @@ from megatron_opsft.runtime.formatting import percent
 
 _MAX_PROBLEM_CHARACTERS = 100
 _MAX_RESPONSE_CHARACTERS = 240
+_MAX_GOLD_CHARACTERS = 100
 
 
 class MetricsLog:
@@ -129,14 +130,20 @@ class MetricsLog:
 def describe_sample(problem: Problem, rollout: Rollout, verdict: Verdict) -> str:
     """Return problem and response for people to read, each on a line that is not too long."""
     question = shorten(problem.text, _MAX_PROBLEM_CHARACTERS, placeholder=" ...")
-    response = " ".join(rollout.text.split())
-    if len(response) > _MAX_RESPONSE_CHARACTERS:
-        half = _MAX_RESPONSE_CHARACTERS // 2
-        response = f"{response[:half]} [...] {response[-half:]}"
+    response = _on_a_line(rollout.text, _MAX_RESPONSE_CHARACTERS)
     return (
         f"  for example: {question}\n  -> {response} ({len(rollout.response_ids)} tokens, "
-        f"{verdict.outcome.value}, gold {problem.answer})"
+        f"{verdict.outcome.value}, gold {_on_a_line(problem.answer, _MAX_GOLD_CHARACTERS)})"
     )
+
+
+def _on_a_line(text: str, max_characters: int) -> str:
+    """Return a text on one line, without its middle if it is long."""
+    line = " ".join(text.split())
+    if len(line) <= max_characters:
+        return line
+    half = max_characters // 2
+    return f"{line[:half]} [...] {line[-half:]}"
 
 
 class _TensorBoard:

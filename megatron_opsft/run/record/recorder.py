@@ -13,6 +13,7 @@ from megatron_opsft.run.record.advice import (
     explain_empty_step,
     explain_few_accepted,
     explain_left_out,
+    explain_slow_judge,
     warn_of_decline,
     worse_in_a_row,
 )
@@ -39,6 +40,7 @@ from megatron_opsft.runtime.distributed import broadcast_object, max_over_world
 from megatron_opsft.runtime.durable import step_name, write_json
 from megatron_opsft.runtime.phase import Stopwatch, enter_phase
 from megatron_opsft.trainer.batching.packing import PackingReport
+from megatron_opsft.verify.verifier import share_of_cores
 
 _NOTHING_SAVED = -1  # no step
 
@@ -127,9 +129,14 @@ class RunRecorder:
 
     def _explain(self, metrics: Line) -> None:
         """Warn once for each of three reasons why a run learns little: few responses are accepted,
-        some are left out, a step learns nothing.
+        some are left out, a step learns nothing. Warn once of a judge that the run waits for.
         """
         limit = self._s.config.rollout.max_response_tokens
+        verify = self._s.config.verify
+        if verify.own_judge:
+            num_workers = verify.workers or share_of_cores()
+            slow = explain_slow_judge(metrics, num_workers, self._s.layout.world_size)
+            self._warn_once("slow judge", slow)
         base = next(iter(self.evaluations.lines), {})
         self._recent.append(metrics)
         self._warn_once("few", explain_few_accepted(self._recent, limit, base))

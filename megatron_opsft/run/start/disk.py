@@ -174,16 +174,16 @@ def check_disk(config: Config, shape: ModelShape, *, resume: bool) -> str:
         if not (resume and any(folder.is_dir() for folder in folders)):
             to_come += use.model
             in_all += use.models
-            and_model = f" and hf/ {gigabytes(use.model)}"
+            and_model = f" and hf/ {describe_bytes(use.model)}"
     if to_come > free:
         raise UserError(
-            f"{location}: a checkpoint takes {gigabytes(use.checkpoint)}{and_model}, and "
-            f"{gigabytes(free)} are free there; make room, or give another place"
+            f"{location}: a checkpoint takes {describe_bytes(use.checkpoint)}{and_model}, and "
+            f"{describe_bytes(free)} are free there; make room, or give another place"
         )
     if in_all > free:
         return (
-            f"{location}: {gigabytes(free)} are free, and checkpoints and models take up to "
-            f"{gigabytes(in_all)} (checkpoint.keep={use.keep}, and the one that is written): "
+            f"{location}: {describe_bytes(free)} are free, and checkpoints and models take up to "
+            f"{describe_bytes(in_all)} (checkpoint.keep={use.keep}, and the one that is written): "
             "those that do not fit are left out; make room, or lower checkpoint.keep"
         )
     return ""
@@ -203,6 +203,8 @@ def _bytes_of_files(directory: Path) -> int:
     return sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
 
 
-def gigabytes(num_bytes: int) -> str:
-    """Write a number of bytes in GB, with three digits below 1,000."""
+def describe_bytes(num_bytes: int) -> str:
+    """Write a number of bytes in GB, below a tenth of one in MB, with three digits below 1,000."""
+    if num_bytes < 1e8:
+        return f"{number(num_bytes / 1e6)} MB"
     return f"{number(num_bytes / 1e9)} GB"

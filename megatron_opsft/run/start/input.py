@@ -301,7 +301,12 @@ def _notes(
             f"{', '.join(scaled)}: scaled to rollout.max_response_tokens="
             f"{config.rollout.max_response_tokens}, too short for the authors' values in brackets"
         )
-    yield from describe_data(config.data, config.run.steps, problems, held_out)
+    num_taken = 0
+    if config.eval.holdout and held_out is not None:
+        num_taken = len(held_out.problems)
+    yield from describe_data(
+        config.data, config.run.steps, problems, held_out, num_taken=num_taken
+    )
     if not config.rollout.seeded:
         yield (
             "rollout.seeded=false: responses depend on the batch that they are decoded in, so a "
