@@ -23,6 +23,6 @@ warnings.filterwarnings(
     "ignore", "(Transformer Engine and )?Apex (is|are) not installed"
 )
 if not sys.warnoptions:
-    # Megatron and torch warn of their own code, on every rank; nothing of it is for the user to fix.
+    # Megatron and torch warn of their own code, on every rank: nothing that a user can fix.
     warnings.filterwarnings("ignore", module=r"megatron\.core\.")
     warnings.filterwarnings("ignore", module=r"torch\.distributed\.")
