@@ -122,7 +122,7 @@ def test_the_card_of_a_kept_model_has_step_rule_and_its_own_figures(tmp_path: Pa
     assert f"\n# {tmp_path.name}, step_000008\n" in card
     assert "m after 8 steps of `on_policy_sft` on d." in card
     assert "| mean response tokens | 100.0 | 60.0 |\n| accuracy | 80.0 % | 90.0 % |" in card
-    assert "Accuracy: +10.0 points; 40 responses at each end" in card
+    assert "Accuracy: +10.0 points; n = 40 responses at each end" in card
     rule = "the fewest tokens with an accuracy at most 1 points below the base model's"
     assert (
         f"\n\nChosen after step 8 as the best of 3 evaluations until then, by {rule} "
