@@ -13,7 +13,6 @@ from megatron_opsft.run.run_files import read_summary
 from megatron_opsft.runtime.durable import write_json, write_text
 from megatron_opsft.runtime.phase import enter_phase, let_signals_end
 
-
 # The key of summary.json with the repository that has the model.
 _UPLOADED_TO = "uploaded_to"
 
@@ -88,6 +87,8 @@ def _name_in_card(card: Path, name: str) -> None:
     if not card.is_file():
         return
     before = card.read_text()
-    after = re.sub(r'(?m)^(answer = pipeline\("text-generation", )".*"\)$', rf'\1"{name}")', before)
+    after = re.sub(
+        r'(?m)^(answer = pipeline\("text-generation", )".*"\)$', rf'\1"{name}")', before
+    )
     if after != before:
         write_text(card, after)

@@ -241,7 +241,10 @@ def model_card(
 
 
 def card_of_best(
-    evaluations: Sequence[Line], config: Config, messages: Sequence[Message], prompt: str
+    evaluations: Sequence[Line],
+    config: Config,
+    messages: Sequence[Message],
+    prompt: str,
 ) -> str:
     """Return the README.md of a model in best/, with the figures of its own evaluation.
 
@@ -267,7 +270,7 @@ def card_of_best(
 def _about_run(
     config: Config, messages: Sequence[Message], prompt: str
 ) -> dict[str, Any]:
-    """Return the values that the cards of all models of a run share. Arguments: see `model_card`."""
+    """Return what the cards of all models of a run share. Arguments: see `model_card`."""
     messages_as_json = [
         f"    {json.dumps(message._asdict(), ensure_ascii=False)},"
         for message in messages

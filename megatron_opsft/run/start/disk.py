@@ -177,8 +177,8 @@ def check_disk(config: Config, shape: ModelShape, *, resume: bool) -> str:
     if in_all + responses > free:
         return (
             f"{location}: {gigabytes(free)} are free; checkpoints and models take up to "
-            f"{gigabytes(in_all)}, and the responses {gigabytes(responses)} more if all are as long "
-            "as they may be: a full disk would end the run; make room, or set "
+            f"{gigabytes(in_all)}, and the responses {gigabytes(responses)} more if all are as "
+            "long as they may be: a full disk would end the run; make room, or set "
             "run.save_rollouts=false"
         )
     return ""
