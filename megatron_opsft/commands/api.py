@@ -183,7 +183,7 @@ def start_training(
             return run(checked, resume=resume, overwrite=overwrite, callbacks=callbacks)
     except NothingLeft:
         if launched_rank() == 0:
-            say(f"{directory}: the run is finished; nothing is left")
+            _end_finished(config)
         return 0
     except FileNotFoundError as error:
         if directory.exists():
@@ -191,6 +191,21 @@ def start_training(
         raise UserError(
             f"run.dir={directory} was deleted while the run was writing to it"
         ) from error
+
+
+def _end_finished(config: Config) -> None:
+    """Upload the model of a run that had finished before, if that is due, or say that nothing is
+    left. Called on rank 0. Errors: `UserError` if another process is doing it.
+    """
+    from megatron_opsft.run.record.hub import is_upload_due, push_to_hub
+    from megatron_opsft.run.start.run_directory import RunDir
+
+    if not is_upload_due(config):
+        say(f"{config.run.dir}: the run is finished; nothing is left")
+        return
+    say(f"{config.run.dir}: the run is finished; its upload is left")
+    with RunDir(config.run.dir).locked():
+        push_to_hub(config)
 
 
 def evaluate(

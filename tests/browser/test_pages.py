@@ -359,7 +359,9 @@ def test_a_diagnosis_and_a_tapped_token_that_says_its_number(
     assert len(chromium.all("main pre")) == NUM_RESPONSES
     cloud, bars = (chromium.all(f"figure{kind} svg")[0] for kind in (".cloud", ":not(.cloud)"))
     assert cloud.get_attribute("aria-label") == "Largest first: Wait"
-    assert bars.get_attribute("aria-label").startswith("Sum of D by token (how often): Wait 14 (4)")
+    assert bars.get_attribute("aria-label").startswith(
+        "Sum of D_t by token (how often): Wait 14 (4)"
+    )
     (in_cloud,) = chromium.all("figure.cloud text")
     assert cloud.rect["x"] <= in_cloud.rect["x"]
     assert in_cloud.rect["width"] < cloud.rect["width"] <= width
@@ -374,6 +376,6 @@ def test_a_diagnosis_and_a_tapped_token_that_says_its_number(
     chromium.run("arguments[0].scrollIntoView({ block: 'center' })", word)
     word.click()
     told = chromium.one("#told").text
-    assert told.startswith("Wait") and "D = 5; efficient: '</think>' 90 %, 'Wait' 10 %" in told
+    assert told.startswith("Wait") and "D_t = 5; efficient: '</think>' 90 %, 'Wait' 10 %" in told
     chromium.one("#told").click()
     assert chromium.all("#told") == []

@@ -35,10 +35,10 @@ FULL_FOR_BEST = """
 import resource
 from megatron_opsft.run.record import evaluations
 write_best = evaluations.write_best
-def write_on_full_disk(session, step):
+def write_on_full_disk(*arguments):
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, hard))
-    write_best(session, step)
+    write_best(*arguments)
     resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
 evaluations.write_best = write_on_full_disk
 """
@@ -79,10 +79,17 @@ def test_exports_and_evaluations_are_the_same_through_a_stop(
     assert any(f"its model is in {whole / best_name}" in line for line in last_lines)
     assert sorted(models) == [best_name, "hf"]
     assert (models[best_name] == models["hf"]) == (best["step"] == 2)
+    card = (whole / best_name / "README.md").read_text()
+    chosen = evaluations[best["step"]]
+    assert f"after {best['step']} steps of `on_policy_sft`" in card
+    assert f"Chosen after step {best['step']} as the best of {best['step'] + 1} eval" in card
+    assert f" {chosen['eval_mean_response_tokens']:.1f} |\n" in card
     train(cli, parts, "run.max_minutes=1e-9", exit_code=75)
     train(cli, parts, "--resume")
     assert read_lines(parts / "evals.jsonl") == evaluations
     assert models_of(parts) == models
+    card_of_parts = (parts / best_name / "README.md").read_text()
+    assert card_of_parts == card.replace("whole", "parts")
     responses = [
         {
             path.relative_to(run).as_posix(): path.read_bytes()

@@ -35,6 +35,7 @@ def test_a_finished_run_of_two_ranks_uploads_its_model_once(cli: ForkedCli, tmp_
     for path in tmp_path.rglob("*"):
         assert not path.is_file() or TOKEN.encode() not in path.read_bytes(), path
     assert "push_to_hub: me/short" in (tmp_path / "config.yaml").read_text()
+    assert json.loads((tmp_path / "summary.json").read_text())["uploaded_to"] == "me/short"
 
 
 @pytest.mark.parametrize(
@@ -60,4 +61,46 @@ def test_a_failed_upload_is_a_warning_with_the_command_for_later(
     assert hub.files == {}
     assert json.loads((tmp_path / "summary.json").read_text())["model_step"] == 1
     assert (tmp_path / "hf/model.safetensors").is_file()
-    assert "the run is finished" in cli.run([*words, "--resume"], asks(hub)).stdout
+
+
+def test_a_finished_run_that_is_started_again_uploads_its_model_once(
+    cli: ForkedCli, tmp_path: Path
+) -> None:
+    """Its weights stay, its card names the repository; what failed is tried again."""
+    words = [*ONE_STEP, f"run.dir={tmp_path}"]
+    assert cli.run(words).exit_code == 0
+    before = {path.name: path.read_bytes() for path in (tmp_path / "hf").iterdir()}
+    place = f'pipeline("text-generation", "{tmp_path / "hf"}")'
+    assert place in before["README.md"].decode()
+    words += ["--resume", PUSH]
+    with fake_hub() as hub:
+        hub.refuses = "/commit/main"
+        failed = cli.run(words, asks(hub))
+        assert failed.exit_code == 0, failed.stderr
+        assert f"; later: hf upload me/short {tmp_path / 'hf'} . --private" in failed.stderr
+        assert hub.files == {}
+        hub.refuses = ""
+        uploaded = cli.run(words, asks(hub))
+        assert uploaded.exit_code == 0, uploaded.stderr
+        assert "the run is finished; its upload is left" in uploaded.stdout
+        assert f"uploaded to {hub.endpoint}/me/short" in uploaded.stderr
+        asked = len(hub.requests)
+        again = cli.run(words, asks(hub))
+        assert (again.exit_code, len(hub.requests)) == (0, asked), again.stderr
+        assert "the run is finished; nothing is left" in again.stdout
+    card = before["README.md"].decode().replace(place, 'pipeline("text-generation", "me/short")')
+    assert hub.files == {**before, "README.md": card.encode()}
+    assert json.loads((tmp_path / "summary.json").read_text())["uploaded_to"] == "me/short"
+
+
+def test_a_finished_run_of_two_ranks_uploads_from_one_of_them(
+    cli: ForkedCli, tmp_path: Path
+) -> None:
+    words = [*ONE_STEP, f"run.dir={tmp_path}"]
+    assert cli.run(words).exit_code == 0
+    words += ["--resume", PUSH]
+    with fake_hub() as hub:
+        both = [cli.start(words, asks(hub) + prelude) for prelude in rank_preludes(2)]
+        ended = [run.wait() for run in both]
+    assert [run.exit_code for run in ended] == [0, 0], ended[0].stderr
+    assert len(hub.created) == 1 and "model.safetensors" in hub.files

@@ -10,7 +10,7 @@ import pytest
 from megatron_opsft.config import EvalConfig
 from megatron_opsft.config.load import load_config
 from megatron_opsft.run.record.evaluations import drop_superseded
-from megatron_opsft.run.record.summary import model_card, summarize
+from megatron_opsft.run.record.summary import card_of_best, model_card, summarize
 from megatron_opsft.run.run_files import best_evaluation, describe_best
 
 
@@ -109,6 +109,27 @@ def test_summary_card_and_terminal_name_step_figures_rule_and_place(
     tokens, accuracy = best["mean_response_tokens"], 100 * best["accuracy"]
     figures = f"after {best['step']} steps, {tokens:.1f} tokens, accuracy {accuracy:.1f} %."
     assert f"\n\nThe best evaluation, by {rule}: {figures}\n\n```python" in card
+
+
+def test_the_card_of_a_kept_model_has_step_rule_and_its_own_figures(tmp_path: Path) -> None:
+    """Not those of the evaluations around it."""
+    words = ["model.path=m", "data.train=d", "eval.data=e", f"run.dir={tmp_path}"]
+    words += ["export.push_to_hub=me/last"]
+    config = load_config(None, words)
+    measured = [(0.8, 100.0), (0.7, 90.0), (0.9, 60.0)]
+    lines = [{**line, "eval_samples": 40} for line in evaluations_of(measured)]
+    card = card_of_best(lines, config, [], "the prompt")
+    assert f"\n# {tmp_path.name}, step_000008\n" in card
+    assert "m after 8 steps of `on_policy_sft` on d." in card
+    assert "| mean response tokens | 100.0 | 60.0 |\n| accuracy | 80.0 % | 90.0 % |" in card
+    assert "Accuracy: +10.0 points; n = 40 responses at each end" in card
+    rule = "the fewest tokens with an accuracy at most 1 points below the base model's"
+    assert (
+        f"\n\nChosen after step 8 as the best of 3 evaluations until then, by {rule} "
+        "(`eval.best=shortest`).\n\n```python"
+    ) in card
+    assert f'pipeline("text-generation", "{tmp_path}/best/step_000008")' in card
+    assert "70.0 %" not in card and "me/last" not in card and "the prompt" in card
 
 
 def test_a_card_without_evaluations_names_no_best_one(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def test_the_page_is_made_of_the_tokens(tmp_path: Path) -> None:
     assert "60 tokens of 4 responses" in write_diagnosis_page(out, rows, "long", "short")
     page = out.read_text()
     assert "<h1>long against short</h1>" in page and page.count("<pre>") == 4
-    assert page.count('class="k9" title="D = 5; efficient: &#39;&lt;/think&gt;&#39; 90 %') == 1
+    assert page.count('class="k9" title="D_t = 5; efficient: &#39;&lt;/think&gt;&#39; 90 %') == 1
     cells = [re.sub("<[^>]*>", "", cell) for cell in re.findall(r"<t[hd] .*?</t[hd]>", page)]
     # The token, how often D_t is large, the largest; under both models it and what is preferred.
     at = cells.index("Wait")
@@ -130,7 +130,7 @@ def test_the_page_is_made_of_the_tokens(tmp_path: Path) -> None:
         ["Wait", "1", "5.000", "75.0 %", "10.0 %", "&lt;/think&gt;", "25.0 %", "90.0 %"]
     )
     assert cells[cells.index("2 nats") :][:3] == ["2 nats", "3", "5.0 %"]  # 2 itself is not above
-    assert ">Wait: sum of D = 5 at 1 places</title>Wait</text>" in page
+    assert ">Wait: sum of D_t = 5 at 1 places</title>Wait</text>" in page
     assert "Largest first: Wait" in page
     assert HARM[:20] not in page and page.count("</script") == 2
     rows = [row | {"kl": [0.0] * len(row["kl"])} for row in rows]

@@ -16,7 +16,7 @@ from megatron_opsft.models.architectures.config_from_hf import read_model_shape
 from megatron_opsft.models.storage.model_paths import resolve_model
 from megatron_opsft.models.storage.replacing import check_out
 from megatron_opsft.run.start import disk
-from megatron_opsft.run.start.disk import check_disk, disk_use
+from megatron_opsft.run.start.disk import check_disk, disk_use, describe_bytes
 from megatron_opsft.runtime.durable import COMPLETE, describe_failed_write
 
 SHAPE = read_model_shape(resolve_model("tiny_reasoner"))
@@ -101,7 +101,7 @@ def test_a_disk_without_room_for_one_checkpoint_is_refused_and_for_few_warned_of
 def test_what_a_run_has_written_counts_when_it_is_resumed_and_is_free_when_it_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = config_of(tmp_path)
+    config = config_of(tmp_path, "run.save_rollouts=false")
     use = disk_use(config, SHAPE)
     for step in (1, 2):
         path = tmp_path / f"checkpoints/step_{step:06d}"
@@ -120,6 +120,34 @@ def test_what_a_run_has_written_counts_when_it_is_resumed_and_is_free_when_it_is
     monkeypatch.setattr(disk, "_device", lambda path: path.name == "checkpoints")
     with_free(monkeypatch, use.checkpoint)
     assert check_disk(config, SHAPE, resume=True) == ""
+
+
+def test_responses_that_may_fill_the_disk_are_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of steps and of evaluations together, less those that the run has written."""
+    words = ["run.steps=7", "data.prompts_per_step=4", "rollout.group_size=2"]
+    words += ["eval.num_problems=6", "eval.samples_per_problem=1", "run.eval_every=0"]
+    words += ["eval.max_response_tokens=40"]
+    config = config_of(tmp_path, *words)
+    use = disk_use(config, SHAPE)
+    num_bytes = 5 * 7 * 4 * 2 * 100 + 5 * 2 * 6 * 40
+    enough = use.checkpoints + use.models + num_bytes
+    with_free(monkeypatch, enough)
+    assert check_disk(config, SHAPE, resume=False) == ""
+    with_free(monkeypatch, enough - 1)
+    said = check_disk(config, SHAPE, resume=False)
+    assert "a full disk would end the run" in said and "set run.save_rollouts=false" in said
+    for folder in ("rollouts", "held_out/hard"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "step_000000.jsonl.gz").write_bytes(bytes(100))
+    with_free(monkeypatch, enough - 200)
+    assert check_disk(config, SHAPE, resume=True) == ""
+    assert check_disk(config, SHAPE, resume=False) == ""  # they are deleted first
+    with_free(monkeypatch, enough - 201)
+    assert check_disk(config, SHAPE, resume=True) == said.replace(
+        describe_bytes(enough - 1), describe_bytes(enough - 201)
+    ).replace(describe_bytes(num_bytes), describe_bytes(num_bytes - 200))
 
 
 def test_no_inodes_left_is_said_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

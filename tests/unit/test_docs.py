@@ -12,6 +12,7 @@ from megatron_opsft.commands.cli import PROGRAM
 from megatron_opsft.commands.command_line import Program, reference_table
 from megatron_opsft.commands.evaluate.settings import EvalSettings
 from megatron_opsft.commands.launch.commands import FINAL_EXIT_CODES
+from megatron_opsft.commands.study.study_file import Study
 from megatron_opsft.config.load import load, load_config
 from megatron_opsft.errors import ANSWER_IS_NO
 from megatron_opsft.runtime.failed_rank import PEER_LOST_EXIT_CODE
@@ -121,3 +122,20 @@ def test_exit_codes() -> None:
     assert starts_again == {1, PEER_LOST_EXIT_CODE}
     final = {0, ANSWER_IS_NO, *FINAL_EXIT_CODES, REQUEUE_EXIT_CODE}
     assert {int(code) for code in codes} - starts_again == final
+
+
+def test_every_method_of_the_paper_s_study_has_figures_in_its_table_and_chart() -> None:
+    page = (ROOT / "docs/paper.md").read_text(encoding="utf-8")
+    chart = (ROOT / "docs/paper_accuracy_length.svg").read_text(encoding="utf-8")
+    study = load(Study, ROOT / "examples/studies/paper_tiny.yaml")
+    first_table = page.partition("| question")[0]
+    cot = float(re.findall(r"\| CoT \| [\d.]+ \| [\d.]+ \| ([\d.]+)", page)[0])
+    for name in study.sections["methods"].runs:
+        (row,) = re.findall(rf"^\| {re.escape(name)} \| (.*) \|$", first_table, re.M)
+        cells = [cell.partition(" ±")[0] for cell in row.split(" | ")]
+        accuracy, pass_at_n, tokens, ratio, efficiency = map(float, cells[:5])
+        assert accuracy <= pass_at_n <= 100
+        # Tokens have one digit.
+        assert ratio == pytest.approx(100 * tokens / cot, abs=0.051 * 100 / cot + 0.051), name
+        assert efficiency == pytest.approx(100 * accuracy / tokens, rel=0.004), name
+        assert f">{name}</text>" in chart

@@ -41,11 +41,18 @@ def _step_metrics(step: int) -> dict[str, float | int]:
     return line | {"mean_response_tokens": 33.3, "step_seconds": 0.5}
 
 
-def _losses(path: Path) -> dict[int, float]:
-    """What TensorBoard has, by step."""
+def _curves(path: Path) -> dict[str, dict[int, float]]:
+    """What TensorBoard has: tag -> step -> value."""
     events = EventAccumulator(str(path / "tensorboard"))
     events.Reload()
-    return {event.step: event.value for event in events.Scalars("loss")}
+    return {
+        tag: {event.step: event.value for event in events.Scalars(tag)}
+        for tag in events.Tags()["scalars"]
+    }
+
+
+def _losses(path: Path) -> dict[int, float]:
+    return _curves(path)["training/loss"]
 
 
 @pytest.fixture
@@ -88,6 +95,53 @@ def test_tensorboard_and_wandb_go_on_with_a_run(tmp_path: Path, wandb: SimpleNam
     first, again, other = (settings["id"] for settings in wandb.started)
     assert first == again != other and len(str(first)) == 32
     assert all(settings["resume"] == "allow" for settings in wandb.started)
+
+
+def test_tensorboard_groups_what_belongs_together(tmp_path: Path) -> None:
+    log = _open(tmp_path, tensorboard=True)
+    log.write_step(
+        _step_metrics(1) | {"mean_doubts": 2.5, "num_unclosed_think": 1, "verify_seconds": 0.25}
+    )
+    log.write_evaluation(
+        {
+            "step": 1,
+            **{f"eval_{key}": 0.5 for key in ("accuracy", "mean_response_tokens")},
+            **{"eval_truncated_share": 0.25, "eval_samples": 4, "eval_seconds": 0.5},
+            **{"eval_after_right_share": 0.5, "eval_hard_mean_doubts": 0.5},
+        }
+    )
+    log.close()
+    assert sorted(_curves(tmp_path)) == [
+        "eval/eval_accuracy",
+        "eval/eval_mean_response_tokens",
+        "eval/eval_samples",
+        "eval/eval_truncated_share",
+        "eval_overthinking/eval_after_right_share",
+        "eval_overthinking/eval_hard_mean_doubts",
+        "overthinking/mean_doubts",
+        "overthinking/num_unclosed_think",
+        "responses/accuracy",
+        "responses/mean_response_tokens",
+        "responses/num_accepted",
+        "responses/num_rollouts",
+        "seconds/eval_seconds",
+        "seconds/step_seconds",
+        "seconds/verify_seconds",
+        "training/grad_norm",
+        "training/loss",
+        "training/lr",
+    ]
+
+
+def test_tensorboard_draws_no_curve_of_zeros_and_none_without_its_zeros(tmp_path: Path) -> None:
+    log = _open(tmp_path, tensorboard=True)
+    for step, (wrong, errors) in enumerate([(0, 0), (0, 0), (3, 0), (0, 0)], start=1):
+        log.write_step(_step_metrics(step) | {"num_wrong": wrong, "verify_errors": errors})
+    log.close()
+    curves = _curves(tmp_path)
+    assert curves["responses/num_wrong"] == {1: 0, 2: 0, 3: 3, 4: 0}
+    assert "responses/verify_errors" not in curves
+    assert '"verify_errors": 0' in (tmp_path / "metrics.jsonl").read_text()
 
 
 def test_what_wandb_refuses_is_one_line_and_later_a_warning(

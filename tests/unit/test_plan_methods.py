@@ -145,3 +145,16 @@ def test_the_preset_of_a_method_fits_on_a_node(path: Path) -> None:
     for long in ({}, {"mean_tokens": 10_000.0, "acceptance": 0.3}):
         run = make_planned_run(load_config(path), load_hardware("h100"), 8, **long)
         assert planned_run(run).is_safe
+
+
+def test_the_disk_of_a_plan_holds_the_responses_of_evaluations_too() -> None:
+    """100 steps of 256 responses, 3 evaluations of 800, each of 5 bytes a token."""
+    words = ["run.steps=100", "run.eval_every=50", "data.prompts_per_step=32"]
+    words += ["rollout.group_size=8", "rollout.max_response_tokens=8000", "eval.data=e"]
+    words += ["eval.num_problems=400", "eval.samples_per_problem=2"]
+    plan = planned(*words)
+    rollouts, held_out = 5 * 100 * 256 * 8000, 5 * 3 * 800 * 8000
+    disk = plan.as_json()["disk"]
+    assert (disk["rollouts"], disk["held_out"]) == (rollouts, held_out)
+    assert f"and {(rollouts + held_out) / 1e9:.1f} GB of responses if all" in show_plan(plan)
+    assert f"and {rollouts / 1e9:.1f} GB" not in show_plan(plan)

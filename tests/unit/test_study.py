@@ -10,12 +10,18 @@ from typing import Any
 
 import pytest
 import yaml
+from eval_samples import stored
 from forked_cli import ROOT, ForkedCli
 from made_runs import make_evaluation
 from rows import write_rows
 
+from megatron_opsft.commands.evaluate.results import (
+    MeasuredSamples,
+    build_results,
+    paired_differences,
+)
 from megatron_opsft.commands.evaluate.settings import load_settings
-from megatron_opsft.commands.report.table import OVERALL
+from megatron_opsft.commands.report.table import OVERALL, Estimate
 from megatron_opsft.commands.study.jobs import (
     RunDirectory,
     check_study_run,
@@ -23,8 +29,9 @@ from megatron_opsft.commands.study.jobs import (
     trainings_of,
 )
 from megatron_opsft.commands.study.page import table_rows, write_outputs
-from megatron_opsft.commands.study.results import read_study_rows
+from megatron_opsft.commands.study.results import read_study_rows, read_written
 from megatron_opsft.commands.study.study_file import StudyPlan, read_study
+from megatron_opsft.data.stored_samples import StoredSample
 from megatron_opsft.errors import UserError
 
 BASE: dict[str, Any] = {"base": {"train": False}}
@@ -218,6 +225,77 @@ def test_finished_runs_are_a_mean_and_the_best_is_beside_the_baseline(tmp_path: 
     assert page.index("-75.8 %") < page.index("A problem, before and after") < legend
     assert legend < page.index("<table")
     assert re.findall("<pre>(.*?)</pre>", page) == ["base says 7", "ours, seed 1 says 7"]
+
+
+def made_samples(tokens: int, more_right: int = 0) -> dict[str, list[StoredSample]]:
+    """Two responses to each of 20 problems of very different lengths; every second is solved."""
+    return {
+        "gsm8k": [
+            stored(f"p{p:02}", n, tokens + 50 * p + n, p % 2 == 0 or p < 2 * more_right)
+            for p in range(20)
+            for n in range(2)
+        ]
+    }
+
+
+def test_a_paired_difference_is_surer_than_those_of_each_model() -> None:
+    """Ten tokens fewer on every problem are ten fewer in every resample."""
+    ours, theirs = (MeasuredSamples.of(made_samples(*it)) for it in ((90, 3), (100, 0)))
+    found = paired_differences([(ours, theirs)])
+    tokens, accuracy = found["mean_tokens"], found["accuracy"]
+    assert (tokens.value, tokens.low, tokens.high) == (-10, -10, -10)
+    # Problems 1, 3 and 5 of 20, of which a resample may have none; unpaired it would hold 0.
+    assert accuracy.value == pytest.approx(3 / 20)
+    # The binomial quantiles of 20 draws, each with a chance of 3 in 20.
+    assert (accuracy.low, accuracy.high) == pytest.approx((0 / 20, 6 / 20), abs=0.051)
+    built = build_results("m", made_samples(100), {}, budgets=())
+    own = built.overall.metrics["mean_tokens"]
+    assert own.low is not None and own.high is not None and own.high - own.low > 200
+
+
+def test_seeds_of_a_problem_stay_together_in_a_resample_and_other_problems_are_left_out() -> None:
+    """What one seed gains on a problem and the other loses there is nothing on average."""
+    theirs = MeasuredSamples.of(made_samples(100))
+    up, down = (MeasuredSamples.of(made_samples(tokens)) for tokens in (130, 70))
+    found = paired_differences([(up, theirs), (down, theirs)])
+    assert found["mean_tokens"] == Estimate(value=0, low=0, high=0)
+    fewer = MeasuredSamples.of({"gsm8k": made_samples(100)["gsm8k"][:10]})
+    assert paired_differences([(up, theirs), (fewer, theirs)])["mean_tokens"].value == 30
+    assert paired_differences([(up, fewer)]) == {}
+
+
+def test_rows_have_differences_to_the_study_s_subject_over_the_seeds_that_both_have(
+    tmp_path: Path,
+) -> None:
+    """Of seed 1 only `ours` is finished; the untrained model goes with every seed."""
+    runs = BASE | {"ours": {}, "worse": LIMITS["L = 48"]}
+    plan = plan_of(tmp_path, runs, title="What ours does")
+    for run in plan.runs:
+        if (run.name, run.seed) != ("worse", 1):
+            tokens = {"base": 200, "ours": 50, "worse": 100}[run.name] - 10 * run.seed
+            correct = {"base": 6, "ours": 8, "worse": 5}[run.name]
+            make_evaluation(run.evaluation, run.label, tokens, correct)
+    rows = read_study_rows(tmp_path, plan)
+    write_outputs(tmp_path, plan.study, rows)
+    written, again = read_written(tmp_path)
+    assert [row.differences for row in again] == [row.differences for row in rows]
+    base, ours, worse = table_rows(written, again, "methods")
+    metrics = base.blocks[OVERALL], worse.blocks[OVERALL]
+    tokens = [row["mean_tokens_difference"] for row in metrics]
+    assert tokens == [Estimate(value=155, low=155, high=155), Estimate(value=50, low=50, high=50)]
+    accuracy = metrics[1]["accuracy_difference"]
+    assert accuracy.value == -0.3 and accuracy.low is not None and accuracy.low < -0.3
+    assert "accuracy_difference" not in ours.blocks[OVERALL]
+    assert ours.differences[OVERALL]["mean_tokens"].interval == (-155, -155)
+    table = (tmp_path / "table.md").read_text(encoding="utf-8")
+    assert "| Overall ΔAcc↑ |" in re.sub(" +", " ", table)
+    assert "+155 [+155, +155]" in table and "-30.0 [" in table
+    assert "**+" not in table and "**-" not in table
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    said = "ΔAcc, ΔTok: minus ours, over the seeds that both have; the 95 % intervals are paired"
+    assert said in page
+    # Of the headline too: unpaired it would be some tokens wide.
+    assert "95 % interval -75.8 to -75.8 %" in page
 
 
 @pytest.mark.parametrize(

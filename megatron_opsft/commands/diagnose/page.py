@@ -266,11 +266,11 @@ def _cloud(tokens: pd.DataFrame, large: float) -> Cloud:
     placed, height = lay_out(words["sum"].to_dict())
     return Cloud(
         name="words",
-        title="Where D is large: what the original says",
+        title="Where D_t is large: what the original says",
         words=[
             replace(
                 word,
-                meaning=f"{word.text}: sum of D = {words.at[word.text, 'sum']:.3g} at "
+                meaning=f"{word.text}: sum of D_t = {words.at[word.text, 'sum']:.3g} at "
                 f"{words.at[word.text, 'size']:,} places",
             )
             for word in placed
@@ -289,8 +289,8 @@ def _by_word(tokens: pd.DataFrame, size: str) -> Bars:
     """Return the words with the largest sums of D_t."""
     return Bars(
         name="divergence_by_token",
-        title="Sum of D by token (how often)",
-        x="sum of D (nats); in brackets: how often",
+        title="Sum of D_t by token (how often)",
+        x="sum of D_t (nats); in brackets: how often",
         rows=[
             Bar(label=word, value=kl_sum, text=f"{kl_sum:.2g} ({count:,})", n=size)
             for word, kl_sum, count in _heaviest_words(tokens, _SHOWN).itertuples()
@@ -314,9 +314,9 @@ def _along_response(tokens: pd.DataFrame, remark: str) -> Chart:
         ]
     return Chart(
         name="divergence_along",
-        title="Mean D along a response",
+        title="Mean D_t along a response",
         x="share before the token",
-        y="mean D (nats)",
+        y="mean D_t (nats)",
         series=series,
         from_zero=True,
         remark=remark,
@@ -340,7 +340,7 @@ def _shaded(response: _Response, full: float) -> Markup:
             for preferred in alternative["preferred"]
         ]
         preferences[alternative["position"]] = f"; efficient: {', '.join(texts)}"
-    template = Markup('<i class="k{}" title="D = {:.4g}{}">{}</i>')
+    template = Markup('<i class="k{}" title="D_t = {:.4g}{}">{}</i>')
     tokens = []
     for position, (token, kl) in enumerate(
         zip(response["tokens"], response["kl"], strict=True)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from megatron_opsft.commands.evaluate.benchmarks import ordered
@@ -17,22 +18,45 @@ from megatron_opsft.commands.evaluate.metrics import (
     NUM_RESAMPLES,
     SEED,
     Floats,
+    SampleGrid,
     arrange,
     combine,
     draw_counts,
     estimate,
+    mean_over_problems,
     measure,
     measure_at,
+    problem_values,
 )
 from megatron_opsft.commands.report.table import OVERALL, Estimate, Size
 from megatron_opsft.data.stored_samples import StoredSample
 from megatron_opsft.errors import UserError
-from megatron_opsft.records import JsonObject
+from megatron_opsft.records import JsonObject, record
 
 Samples = Mapping[str, Sequence[StoredSample]]
 """Benchmark -> its samples."""
 _Draws = dict[str, Floats]
 """Metric -> its draws, [1 + R]."""
+
+
+@record
+class MeasuredSamples:
+    """What paired differences need of a model's samples; their texts are not kept."""
+
+    problems: Mapping[str, Sequence[str]]
+    """Benchmark -> ids of its problems, in order."""
+    grids: Mapping[str, SampleGrid]
+    """Benchmark -> its samples."""
+
+    @classmethod
+    def of(cls, samples: Samples) -> "MeasuredSamples":
+        """Measure samples. Errors: those of `arrange`."""
+        problems = {
+            benchmark: sorted({sample.problem_id for sample in of_benchmark})
+            for benchmark, of_benchmark in samples.items()
+        }
+        grids = {benchmark: arrange(samples[benchmark]) for benchmark in samples}
+        return cls(problems=problems, grids=grids)
 
 
 class _Record(BaseModel):
@@ -167,6 +191,36 @@ def _block_fields(
 
 def _estimate_all(draws: _Draws) -> dict[str, Estimate]:
     return {name: estimate(values) for name, values in draws.items()}
+
+
+def paired_differences(
+    pairs: Sequence[tuple[MeasuredSamples, MeasuredSamples]],
+) -> dict[str, Estimate]:
+    """Return accuracy and mean_tokens over all benchmarks, the first of each pair minus the second,
+    as means over the pairs, by paired bootstrap: in each resample all pairs have the same problems.
+
+    pairs: two models on the same problems, say of each seed. A pair whose problems are others than
+    the first one's is left out; {} if there is none.
+    """
+    draws: dict[str, list[Floats]] = {"accuracy": [], "mean_tokens": []}
+    for ours, theirs in pairs:
+        if not ours.problems == theirs.problems == pairs[0][0].problems:
+            continue
+        for benchmark, ids in ours.problems.items():
+            counts = draw_counts(len(ids), benchmark)
+            our_values = problem_values(ours.grids[benchmark])
+            their_values = problem_values(theirs.grids[benchmark])
+            differences = {
+                name: our_values[name] - their_values[name] for name in draws
+            }
+            for name, values in mean_over_problems(differences, counts).items():
+                draws[name].append(values)
+    # Every pair has the same benchmarks, so that this is also the mean of the pairs' own means.
+    return {
+        name: estimate(np.mean(values, axis=0))
+        for name, values in draws.items()
+        if values
+    }
 
 
 def to_json(results: Results) -> str:

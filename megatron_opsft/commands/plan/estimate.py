@@ -318,6 +318,7 @@ class Plan:
                 "checkpoints": self.disk.checkpoints,
                 "models": self.disk.models,
                 "rollouts": self.disk.rollouts,
+                "held_out": self.disk.held_out,
             },
             "world_size": run.world_size,
             "device": run.hardware.name,

@@ -127,7 +127,7 @@ def _describe_disk(plan: "Plan") -> str:
     use = plan.disk
     return (
         f"disk: up to {_gb(use.checkpoints)} GB of checkpoints (checkpoint.keep={use.keep}, and "
-        f"the one that is written), {_gb(use.models)} GB of models, and {_gb(use.rollouts)} GB of "
+        f"the one that is written), {_gb(use.models)} GB of models, and {_gb(use.responses)} GB of "
         "responses if all are as long as they may be"
     )
 

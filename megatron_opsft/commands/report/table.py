@@ -119,6 +119,8 @@ class Column(NamedTuple):
     """Printed value over stored value: 100 for a share in percent."""
     digits: int = 1
     unit: str = ""
+    is_signed: bool = False
+    """True for a difference: a value above 0 has its sign."""
 
     @property
     def heading_with_arrow(self) -> str:
@@ -129,9 +131,10 @@ class Column(NamedTuple):
         """Format a stored value."""
         scaled = value * self.scale
         digits = self.digits
-        if self.metric == "mean_tokens" and scaled < 100:
-            digits = 1  # of responses so short a whole number would hide differences
-        return f"{scaled:,.{digits}f}{self.unit}"
+        if self.scale == 1 and digits == 0 and abs(scaled) < 100:
+            digits = 1  # of so few tokens a whole number would hide differences
+        sign = "+" if self.is_signed else ""
+        return f"{scaled:{sign},.{digits}f}{self.unit}"
 
 
 @record
@@ -176,7 +179,22 @@ COLUMNS = (
     Column("mean_tokens", "Tok", higher_is_better=False, scale=1, digits=0),
     Column("compression_ratio", "CR", higher_is_better=False, unit="%"),
     Column("efficiency", "Eff", higher_is_better=True, scale=1, digits=2),
+    Column("accuracy_difference", "ΔAcc", higher_is_better=True, is_signed=True),
+    Column(
+        "mean_tokens_difference",
+        "ΔTok",
+        higher_is_better=False,
+        scale=1,
+        digits=0,
+        is_signed=True,
+    ),
 )
+# Column of a difference between rows -> its metric.
+DIFFERENCES = {
+    "accuracy_difference": "accuracy",
+    "mean_tokens_difference": "mean_tokens",
+}
+_WITH_INTERVAL = {*DIFFERENCES, *DIFFERENCES.values()}
 MORE_COLUMNS = (
     Column("norm_std", "NormStd", higher_is_better=False, scale=1, digits=3),
     Column("truncated_share", "cut off", higher_is_better=False, unit="%"),
@@ -225,7 +243,8 @@ def _cells_of(column: Column, estimates: Sequence[Estimate | None]) -> Iterator[
             yield Cell(value="-")
             continue
         text = column.text(estimate.value)
-        is_best = text == best_text and len(value_of_text) > 1
+        # What differences refer to has none, and may be better than all of them.
+        is_best = text == best_text and len(value_of_text) > 1 and not column.is_signed
         yield Cell(value=text, around=estimate.around(column.text), is_best=is_best)
 
 
@@ -270,15 +289,15 @@ def aligned(
 
 
 def text_table(rows: Sequence[TableRow], blocks: Sequence[str]) -> str:
-    """Return a table for a terminal: a line for each block and row, and intervals of accuracy and
-    mean tokens only.
+    """Return a table for a terminal: a line for each block and row, and intervals of accuracy, mean
+    tokens and their differences only.
     """
     columns = [*used_columns(rows, COLUMNS), *MORE_COLUMNS]
     lines = []
     for title, label, line_cells in _lines(rows, blocks, columns):
         texts = [title, label]
         for cell, column in zip(line_cells, columns, strict=True):
-            has_interval = column.metric in ("accuracy", "mean_tokens")
+            has_interval = column.metric in _WITH_INTERVAL
             texts.append(str(cell) if has_interval else cell.value)
         lines.append(texts)
     headings = ["", "", *(column.heading for column in columns)]

@@ -16,6 +16,7 @@ from megatron_opsft.commands.report.page_sections import (
     page_section_of,
 )
 from megatron_opsft.commands.report.table import (
+    DIFFERENCES,
     OVERALL,
     Estimate,
     MeanOverSeeds,
@@ -29,6 +30,7 @@ from megatron_opsft.commands.report.table import (
 from megatron_opsft.commands.study.results import (
     StudyRow,
     read_written,
+    subject_of,
     write_results,
 )
 from megatron_opsft.commands.study.study_file import Study, run_label
@@ -59,6 +61,7 @@ def describe_study(
     max_mb: as of `report.page.write_page`.
     """
     lines = {key: table_rows(study, rows, key) for key in study.sections}
+    subject = subject_of(study, rows)
     legend = _legend(study, rows, lines)
     sections = []
     tables = []
@@ -71,7 +74,7 @@ def describe_study(
         note = f"{legend} {n}." if n else legend
         tables.append(paper_table(lines[key], [OVERALL], section.title, note))
         texts.append(f"{section.title}\n\n{text_table(lines[key], [OVERALL])}")
-    base, shown = _headline(study, next(iter(lines.values())))
+    base, shown = _headline(study, next(iter(lines.values())), subject)
     return Contents(
         text="\n".join(texts).rstrip(),
         write_page=partial(
@@ -91,32 +94,15 @@ def describe_study(
 
 
 def _headline(
-    study: Study, rows: Sequence[TableRow]
+    study: Study, rows: Sequence[TableRow], subject: str | None
 ) -> tuple[TableRow | None, TableRow | None]:
-    """Return the rows of the baseline and of the run that the study is about: the first that its
-    title names, or the most efficient one if the title names none. None for one that is not
+    """Return the rows of the baseline and of the study's subject; None for one that is not
     finished.
 
     rows: those of the first section.
     """
     finished = {row.label: row for row in rows if row.blocks}
-    base = finished.pop(study.baseline, None)
-    title = study.title.casefold()
-    named = [
-        row.label
-        for row in rows
-        if row.label != study.baseline and row.label.casefold() in title
-    ]
-    if named:
-        # Of names that begin at the same place, one is the beginning of the other.
-        first = min(named, key=lambda name: (title.find(name.casefold()), -len(name)))
-        return base, finished.get(first)
-    most_efficient = max(
-        finished.values(),
-        key=lambda row: row.blocks[OVERALL]["efficiency"].value,
-        default=None,
-    )
-    return base, most_efficient
+    return finished.get(study.baseline), finished.get(subject or "")
 
 
 def _evaluations(
@@ -152,8 +138,15 @@ def _legend(
         f"{len(finished)} of {len(directories)} runs are finished. CR: mean response tokens over "
         f"those of {study.baseline}; Eff: accuracy / tokens in %. In brackets: {OVER_PROBLEMS}"
     )
-    if any(row.seeds > 1 for row in chain.from_iterable(lines.values())):
-        return f"{legend}; ±: deviation of the seeds."
+    in_all = list(chain.from_iterable(lines.values()))
+    if any(row.seeds > 1 for row in in_all):
+        legend += "; ±: deviation of the seeds"
+    if any(DIFFERENCES.keys() & row.blocks.get(OVERALL, {}).keys() for row in in_all):
+        legend += (
+            f". ΔAcc, ΔTok: minus {subject_of(study, rows)}, over the seeds that both have; the "
+            "95 % intervals are paired: each resample has the same problems in both, and the "
+            "seeds of a problem stay together"
+        )
     return f"{legend}."
 
 
@@ -164,15 +157,21 @@ def table_rows(study: Study, rows: Sequence[StudyRow], section: str) -> list[Tab
     without a finished run has no block.
     """
     finished = [row for row in rows if row.section == section and row.error is None]
+    subject = subject_of(study, rows)
     lines = []
     for name in study.sections[section].runs:
         runs = [row for row in finished if row.name == name]
-        lines.append(_table_row(name, runs))
+        lines.append(_table_row(name, runs, study.baseline, subject or ""))
     return lines
 
 
-def _table_row(name: str, runs: Sequence[StudyRow]) -> TableRow:
-    """Return one row. runs: the finished runs of that name, one for each seed."""
+def _table_row(
+    name: str, runs: Sequence[StudyRow], baseline: str, subject: str
+) -> TableRow:
+    """Return one row, with its differences to the study's subject in columns of their own.
+
+    runs: the finished runs of that name, one for each seed.
+    """
     if not runs:
         return TableRow(label=name, blocks={})
     budgets = []
@@ -180,9 +179,19 @@ def _table_row(name: str, runs: Sequence[StudyRow]) -> TableRow:
         at_budget = [run.budgets[index][1] for run in runs]
         budgets.append((budget, _mean_over_seeds(at_budget)))
     size = runs[0].size
+    differences = runs[0].differences
+    to_subject = differences.get(subject, {})
+    columns = {
+        column: to_subject[metric]
+        for column, metric in DIFFERENCES.items()
+        if metric in to_subject
+    }
     return TableRow(
         label=name,
-        blocks={OVERALL: _mean_over_seeds([run.metrics for run in runs])},
+        blocks={
+            OVERALL: {**_mean_over_seeds([run.metrics for run in runs]), **columns}
+        },
+        differences={OVERALL: differences.get(baseline, {})},
         budgets={OVERALL: budgets},
         sizes={OVERALL: size} if size else {},
         seeds=len(runs),

@@ -4,19 +4,26 @@ directories from which they are read again: study.json (what the study's file sa
 """
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, field, replace
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from megatron_opsft.commands.evaluate.results import first_fault, read_results
+from megatron_opsft.commands.evaluate.results import (
+    MeasuredSamples,
+    first_fault,
+    paired_differences,
+    read_results,
+)
 from megatron_opsft.commands.report.table import OVERALL, Estimate, Metrics, Size
 from megatron_opsft.commands.study.directory import STUDY, TABLE
 from megatron_opsft.commands.study.jobs import trainings_of
 from megatron_opsft.commands.study.study_file import Study, StudyPlan, StudyRun
+from megatron_opsft.data.stored_samples import SampleFiles
 from megatron_opsft.errors import UserError
 from megatron_opsft.records import JsonObject, record
 from megatron_opsft.run.run_files import read_json_lines, read_summary
@@ -49,11 +56,17 @@ class StudyRow:
     """
     error: str | None
     """Why there are no results, as the run's log says."""
+    differences: Mapping[str, Metrics] = field(default_factory=dict)
+    """Name of another row, the baseline or the study's subject -> accuracy and mean_tokens of this
+    row's name minus that one's, paired; the same for all seeds of a name.
+    """
 
 
 def read_study_rows(out: Path, plan: StudyPlan) -> list[StudyRow]:
     """Read the rows of the study in `out`, section by section; a run of several sections has a row
     in each.
+
+    Errors: `UserError` for results or samples that cannot be read.
     """
     base_tokens = []
     for runs_by_name in plan.rows.values():
@@ -68,7 +81,73 @@ def read_study_rows(out: Path, plan: StudyPlan) -> list[StudyRow]:
             rows += [
                 _read_row(out, section, name, run, mean_base_tokens) for run in runs
             ]
-    return rows
+    differences = _read_differences(plan, subject_of(plan.study, rows))
+    return [
+        replace(row, differences=differences[row.section, row.name]) for row in rows
+    ]
+
+
+def subject_of(study: Study, rows: Sequence[StudyRow]) -> str | None:
+    """Return the name of the run that the study is about: the first one of the first section that
+    the title names, or the most efficient finished one if it names none; None without any.
+    """
+    first, section = next(iter(study.sections.items()))
+    title = study.title.casefold()
+    others = [name for name in section.runs if name != study.baseline]
+    named = [name for name in others if name.casefold() in title]
+    if named:
+        # Of names that begin at the same place, one is the beginning of the other.
+        return min(named, key=lambda name: (title.find(name.casefold()), -len(name)))
+    efficiencies: dict[str, list[float]] = {}
+    for row in rows:
+        if row.section == first and row.name in others and row.error is None:
+            values = efficiencies.setdefault(row.name, [])
+            values.append(row.metrics["efficiency"].value)
+    means = {name: fmean(values) for name, values in efficiencies.items()}
+    return max(means, key=means.__getitem__, default=None)
+
+
+def _read_differences(
+    plan: StudyPlan, subject: str | None
+) -> dict[tuple[str, str], dict[str, Metrics]]:
+    """Return (section, name) -> `StudyRow.differences`, from the samples of finished runs."""
+    measured = {
+        run.directory: _read_samples(run.evaluation)
+        for run in plan.runs
+        if run.is_finished
+    }
+    references: dict[str, list[StudyRun]] = {}
+    for runs_by_name in plan.rows.values():
+        for name in (plan.study.baseline, subject):
+            if name in runs_by_name:
+                references.setdefault(name, runs_by_name[name])
+    found: dict[tuple[str, str], dict[str, Metrics]] = {}
+    for section, runs_by_name in plan.rows.items():
+        for name, runs in runs_by_name.items():
+            of_row = found.setdefault((section, name), {})
+            for reference, others in references.items():
+                pairs = [
+                    (measured[run.directory], measured[other.directory])
+                    for run, other in product(runs, others)
+                    if _are_paired(run, other)
+                    and {run.directory, other.directory} <= measured.keys()
+                ]
+                if pairs:
+                    of_row[reference] = paired_differences(pairs)
+    return found
+
+
+def _are_paired(run: StudyRun, other: StudyRun) -> bool:
+    """True for two different runs of one seed; a model that is not trained goes with every seed."""
+    if run.directory == other.directory:
+        return False
+    return run.seed == other.seed or not (run.trains and other.trains)
+
+
+def _read_samples(evaluation: Path) -> MeasuredSamples:
+    """Measure the samples of a finished evaluation."""
+    files = SampleFiles(evaluation)
+    return MeasuredSamples.of({name: files.read(name) for name in files.complete()})
 
 
 def _read_row(

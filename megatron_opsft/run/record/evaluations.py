@@ -26,6 +26,7 @@ from megatron_opsft.rollout.sampling import EVAL_STEP
 from megatron_opsft.run.record.advice import advise_on_base, measure_correct
 from megatron_opsft.run.record.metrics import MetricsLog, describe_sample
 from megatron_opsft.run.record.rollout_log import RolloutLog
+from megatron_opsft.run.record.summary import card_of_best
 from megatron_opsft.run.run_files import REASONS, best_evaluation
 from megatron_opsft.run.start.input import HeldOut
 from megatron_opsft.run.start.run_directory import ADAPTER, BEST
@@ -154,11 +155,11 @@ def copy_best(s: Session, step: int, card: str) -> None:
         _replace_directory(s.config.run.dir / ADAPTER, files)
 
 
-def write_best(s: Session, step: int) -> None:
+def write_best(s: Session, step: int, card: str) -> None:
     """Write the weights after `step` updates to best/, unless a resumed run finds them there.
     Called by every rank.
 
-    If the disk is full, the run goes on without them after a warning.
+    card: see `write_final`. If the disk is full, the run goes on without them after a warning.
     """
     name = f"{BEST}/{step_name(step)}"
     if not has_best(s, step):
@@ -166,7 +167,7 @@ def write_best(s: Session, step: int) -> None:
         try:
             adapter = _gather_adapter(s)
             inside = {f"{ADAPTER}/{file}": adapter[file] for file in adapter}
-            _write_model(s, name, inside)
+            _write_model(s, name, {"README.md": card.encode(), **inside})
         except FullDiskError as error:
             log.warning("%s; the best model is not kept, and the run continues", error)
 
@@ -237,7 +238,7 @@ class Evaluations:
             except Interrupted:
                 return True
         if step and s.config.eval.keeps_best and self._best_step() == step:
-            write_best(s, step)
+            write_best(s, step, self._card_of_best())
         drop_superseded(s, step)
         return False
 
@@ -280,6 +281,17 @@ class Evaluations:
         """Return the step of the best evaluation if best/ has its model, else 0."""
         step = self._best_step()
         return step if has_best(self.session, step) else 0
+
+    def _card_of_best(self) -> str:
+        """Return the card of the model that was evaluated last, the best one; "" on ranks other
+        than 0.
+        """
+        s = self.session
+        if not s.layout.is_main:
+            return ""
+        # Of the first step, as in the card of hf/.
+        example = s.example(s.problems_of_draw(0)[0])
+        return card_of_best(self.lines, s.config, *example)
 
     def _best_step(self) -> int:
         """Return the step of the best evaluation; 0 if there is none."""

@@ -10,6 +10,7 @@ from uuid import uuid4
 
 from megatron_opsft.config import RunConfig
 from megatron_opsft.errors import UserError, first_line, log
+from megatron_opsft.methods.facts import sums_of_token_use
 from megatron_opsft.records import Problem, Rollout, Verdict
 from megatron_opsft.run.record.advice import describe_correct, warn_of_cut_off
 from megatron_opsft.run.record.time_left import TimeLeft
@@ -146,8 +147,53 @@ def _on_a_line(text: str, max_characters: int) -> str:
     return f"{line[:half]} [...] {line[-half:]}"
 
 
+_OVERTHINKING = {
+    *sums_of_token_use([]),
+    "num_empty_think",
+    "num_malformed_think",
+    "num_unclosed_think",
+    "num_stating_right",
+}
+_TRAINING = {
+    "loss",
+    "grad_norm",
+    "lr",
+    "clip_share",
+    "kl_mean",
+    "trained_tokens",
+    "num_microbatches",
+    "packing_efficiency",
+    "rank_imbalance",
+    "weight_version",
+    "logprob_diff_mean",
+    "logprob_diff_max",
+}
+
+
+def tag_of(key: str) -> str:
+    """Return the name of a metric in TensorBoard, which shows together what is equal up to a /."""
+    of_evaluation = key.startswith("eval_")
+    if key.endswith("_seconds"):
+        group = "seconds"
+    elif of_evaluation and key.endswith(tuple(f"_{name}" for name in _OVERTHINKING)):
+        group = "eval_overthinking"
+    elif of_evaluation:
+        group = "eval"
+    elif key in _OVERTHINKING:
+        group = "overthinking"
+    elif key in _TRAINING:
+        group = "training"
+    else:
+        group = "responses"
+    return f"{group}/{key}"
+
+
 class _TensorBoard:
-    """TensorBoard's event files. Steps after `first_step` replace those of an earlier start."""
+    """TensorBoard's event files. Steps after `first_step` replace those of an earlier start.
+
+    A metric that has always been 0 has no curve; another value brings all of it. A resumed run
+    draws every metric, as it does not know which have curves.
+    """
 
     name = "TensorBoard"
 
@@ -155,12 +201,22 @@ class _TensorBoard:
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(str(directory), purge_step=first_step + 1)
+        self._hides_zeros = first_step == 0
+        self._steps_at_zero: dict[str, list[int]] = {}  # of metrics without a curve
+        self._drawn: set[str] = set()
 
     def write(self, metrics: Line) -> None:
         step = int(metrics["step"])
         for key, value in metrics.items():
-            if key != "step":
-                self._writer.add_scalar(key, value, step)
+            if key == "step":
+                continue
+            if self._hides_zeros and value == 0 and key not in self._drawn:
+                self._steps_at_zero.setdefault(key, []).append(step)
+                continue
+            self._drawn.add(key)
+            for earlier in self._steps_at_zero.pop(key, ()):
+                self._writer.add_scalar(tag_of(key), 0, earlier)
+            self._writer.add_scalar(tag_of(key), value, step)
 
     def close(self) -> None:
         self._writer.close()

@@ -1,4 +1,4 @@
-"""Describes a run: its manifest.json, its summary.json, and the card of its model, hf/README.md."""
+"""Describes a run: its manifest.json, its summary.json, and the cards of its models."""
 
 import hashlib
 import json
@@ -185,7 +185,7 @@ tags: [on-policy-sft, {config.method.name}]
 ---
 # {name}
 
-{config.model.path} after {summary[model_step]} steps of {method} on {data}.
+{config.model.path} after {step} steps of {method} on {data}.
 
 | held-out problems | before | after |
 |---|---|---|
@@ -195,7 +195,7 @@ tags: [on-policy-sft, {config.method.name}]
 ```python
 from transformers import pipeline
 
-answer = pipeline("text-generation", "{directory}")
+answer = pipeline("text-generation", "{place}")
 messages = [
 {messages}
 ]
@@ -213,7 +213,7 @@ These are the messages of a problem it was trained on. Its prompts in training l
 def model_card(
     summary: Mapping[str, Any], config: Config, messages: Sequence[Message], prompt: str
 ) -> str:
-    """Return the README.md of the exported model: Markdown with the Hugging Face hub's header.
+    """Return the README.md of the model in hf/: Markdown with the Hugging Face hub's header.
 
     messages: those of an example problem, with everything that training adds. prompt: their text
     under the chat template.
@@ -221,16 +221,6 @@ def model_card(
     exported = summary["final"]
     if summary["model_step"] != summary["steps"]:
         exported = summary["best"]
-    messages_as_json = [
-        f"    {json.dumps(message._asdict(), ensure_ascii=False)},"
-        for message in messages
-    ]
-    directory = config.run.dir
-    method = f"`{config.method.name}`"
-    if config.method.length_of == "thinking":
-        method += " by the length of the thinking"
-    if config.lora.rank:
-        method += f" ({describe_lora(config.lora)})"
     best = ""
     if "best" in summary:
         step, figures = summary["best"]["step"], _cells(summary["best"])
@@ -238,24 +228,69 @@ def model_card(
             f"\nThe best evaluation, by {config.eval.best_rule}: after {step} steps, "
             f"{figures[1]} tokens, accuracy {figures[0]}.\n"
         )
-    arguments = ""
-    if config.data.template_arguments is not None:
-        arguments = f"tokenizer_encode_kwargs={config.data.template_arguments}, "
     return _CARD.format(
-        config=config,
-        summary=summary,
-        method=method,
-        data=", ".join(source.path for source in config.data.sources),
-        name=directory.name,
-        directory=config.export.push_to_hub or directory / "hf",
+        **_about_run(config, messages, prompt),
+        step=summary["model_step"],
+        name=config.run.dir.name,
+        place=config.export.push_to_hub or config.run.dir / "hf",
         before=_cells(summary["base"]),
         after=_cells(exported),
         evidence=_evidence(summary["base"], exported),
         best=best,
-        messages="\n".join(messages_as_json),
-        arguments=arguments,
-        prompt=prompt,
     )
+
+
+def card_of_best(
+    evaluations: Sequence[Line],
+    config: Config,
+    messages: Sequence[Message],
+    prompt: str,
+) -> str:
+    """Return the README.md of a model in best/, with the figures of its own evaluation.
+
+    evaluations: the lines of evals.jsonl until then, of which the last is the best. messages,
+    prompt: see `model_card`.
+    """
+    base, chosen = _measured(evaluations[0]), _measured(evaluations[-1])
+    step = int(evaluations[-1]["step"])
+    name = step_name(step)
+    return _CARD.format(
+        **_about_run(config, messages, prompt),
+        step=step,
+        name=f"{config.run.dir.name}, {name}",
+        place=config.run.dir / BEST / name,
+        before=_cells(base),
+        after=_cells(chosen),
+        evidence=_evidence(base, chosen),
+        best=f"\nChosen after step {step} as the best of {len(evaluations)} evaluations until "
+        f"then, by {config.eval.best_rule} (`eval.best={config.eval.best}`).\n",
+    )
+
+
+def _about_run(
+    config: Config, messages: Sequence[Message], prompt: str
+) -> dict[str, Any]:
+    """Return what the cards of all models of a run share. Arguments: see `model_card`."""
+    messages_as_json = [
+        f"    {json.dumps(message._asdict(), ensure_ascii=False)},"
+        for message in messages
+    ]
+    method = f"`{config.method.name}`"
+    if config.method.length_of == "thinking":
+        method += " by the length of the thinking"
+    if config.lora.rank:
+        method += f" ({describe_lora(config.lora)})"
+    arguments = ""
+    if config.data.template_arguments is not None:
+        arguments = f"tokenizer_encode_kwargs={config.data.template_arguments}, "
+    return {
+        "config": config,
+        "method": method,
+        "data": ", ".join(source.path for source in config.data.sources),
+        "messages": "\n".join(messages_as_json),
+        "arguments": arguments,
+        "prompt": prompt,
+    }
 
 
 def _evidence(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:

@@ -15,7 +15,7 @@ from megatron_opsft.models.storage.stored_weights import carried_of
 from megatron_opsft.models.weights.lora import adapters_of_rules
 from megatron_opsft.models.weights.rules import WeightTable
 from megatron_opsft.records import record
-from megatron_opsft.run.start.run_directory import BEST
+from megatron_opsft.run.start.run_directory import BEST, HELD_OUT
 from megatron_opsft.runtime.durable import list_checkpoints
 from megatron_opsft.runtime.formatting import number
 
@@ -45,6 +45,11 @@ class DiskUse:
     """The responses of all steps, if each is as long as it may be."""
     held_out: int
     """The same of the responses of all evaluations."""
+
+    @property
+    def responses(self) -> int:
+        """All responses that are kept, if each is as long as it may be."""
+        return self.rollouts + self.held_out
 
 
 def checkpoint_bytes_each(config: Config) -> int:
@@ -154,8 +159,9 @@ def _held_out_bytes(config: Config) -> int:
 def check_disk(config: Config, shape: ModelShape, *, resume: bool) -> str:
     """Check at the start of a run whether what it will write fits on its disk.
 
-    Returns a warning if not all checkpoints and models fit; "" if they do. Errors: `UserError` if
-    not even hf/ and one more checkpoint fit, so that the run could save nothing.
+    Returns a warning if not all checkpoints and models fit, or with them the responses if all are
+    as long as they may be; "" if they do. Errors: `UserError` if not even hf/ and one more
+    checkpoint fit, so that the run could save nothing.
     """
     use = disk_use(config, shape)
     run_dir = config.run.dir
@@ -168,6 +174,7 @@ def check_disk(config: Config, shape: ModelShape, *, resume: bool) -> str:
         # The checkpoints of a run that is replaced are deleted first.
         free += _bytes_of_files(checkpoints)
     location, and_model = str(checkpoints), ""
+    responses = 0
     if _device(run_dir) == _device(checkpoints):
         location = f"run.dir={run_dir}"
         folders = (run_dir / "hf", run_dir / BEST)
@@ -175,6 +182,9 @@ def check_disk(config: Config, shape: ModelShape, *, resume: bool) -> str:
             to_come += use.model
             in_all += use.models
             and_model = f" and hf/ {describe_bytes(use.model)}"
+        # Those of a run that is resumed are there; those of one that is replaced are deleted first.
+        there = sum(_bytes_of_files(run_dir / name) for name in ("rollouts", HELD_OUT))
+        responses = max(use.responses - there, 0)
     if to_come > free:
         raise UserError(
             f"{location}: a checkpoint takes {describe_bytes(use.checkpoint)}{and_model}, and "
@@ -185,6 +195,13 @@ def check_disk(config: Config, shape: ModelShape, *, resume: bool) -> str:
             f"{location}: {describe_bytes(free)} are free, and checkpoints and models take up to "
             f"{describe_bytes(in_all)} (checkpoint.keep={use.keep}, and the one that is written): "
             "those that do not fit are left out; make room, or lower checkpoint.keep"
+        )
+    if in_all + responses > free:
+        return (
+            f"{location}: {describe_bytes(free)} are free; checkpoints and models take up to "
+            f"{describe_bytes(in_all)}, and the responses {describe_bytes(responses)} more if all "
+            "are as long as they may be: a full disk would end the run; make room, or set "
+            "run.save_rollouts=false"
         )
     return ""
 
