@@ -16,7 +16,7 @@ from megatron_opsft.models.architectures.config_from_hf import read_model_shape
 from megatron_opsft.models.storage.model_paths import resolve_model
 from megatron_opsft.models.storage.replacing import check_out
 from megatron_opsft.run.start import disk
-from megatron_opsft.run.start.disk import check_disk, disk_use, describe_bytes
+from megatron_opsft.run.start.disk import check_disk, describe_bytes, disk_use
 from megatron_opsft.runtime.durable import COMPLETE, describe_failed_write
 
 SHAPE = read_model_shape(resolve_model("tiny_reasoner"))
