@@ -92,6 +92,10 @@ class _Target(NamedTuple):
     """Its value, if it is a plain number, with or without a unit."""
     atoms: tuple[str, ...]
     """Its numbers, names, letters and minus signs, sorted; empty for a plain number."""
+    others: tuple[str, ...]
+    """Atoms beside the key that have one spelling: texts around the key without them are none."""
+    has_digits: bool
+    """True if an atom is a number."""
     end: re.Pattern[str]
     """Where the text of such an answer ends."""
     reach: int
@@ -144,7 +148,15 @@ def _target(answer: str) -> _Target:
     if match and _UNIT.fullmatch(answer, match.end()):
         number = _value_of(match)
     if number is not None:
-        return _Target(_number_pattern(number, answer), number, (), _END, 0)
+        return _Target(
+            key=_number_pattern(number, answer),
+            number=number,
+            atoms=(),
+            others=(),
+            has_digits=True,
+            end=_END,
+            reach=0,
+        )
     atoms = _atoms(answer)
     # The longest part is the rarest in a text.
     longest = max(atoms, key=lambda atom: (len(atom), atom != "-"), default=answer)
@@ -155,19 +167,32 @@ def _target(answer: str) -> _Target:
             key = rf"{key}|{sign}"
     has_list = any(sign in answer for sign in ",:=")
     end = _END_OF_LIST if has_list else _END
+    respelled = {longest, *_SAME_ATOM.values()}
+    others = dict.fromkeys(atom for atom in atoms if atom not in respelled)
     return _Target(
-        re.compile(key), None, atoms, end, min(MAX_FRONT, 30 + 3 * len(answer))
+        key=re.compile(key),
+        number=None,
+        atoms=atoms,
+        others=tuple(others),
+        has_digits=any(atom[:1].isdecimal() for atom in atoms),
+        end=end,
+        reach=min(MAX_FRONT, 30 + 3 * len(answer)),
     )
 
 
 def _value_of(match: re.Match[str]) -> Fraction | None:
     """Return the value of a match of `_NUMBER`; None if it divides by zero."""
-    top = match["top"] or match["over"] or match["o"]
-    bottom = match["bottom"] or match["under"] or match["u"] or "1"
+    sign, top, bottom, minus, over, o, under, u = match.groups()
+    value = _quotient(top or over or o, bottom or under or u or "1")
+    return -value if value and (sign == "-" or minus == "-") else value
+
+
+@lru_cache(maxsize=4096)
+def _quotient(top: str, bottom: str) -> Fraction | None:
+    """Return the quotient of two numbers as they are written; None if it divides by zero."""
     if int(bottom) == 0:
         return None
-    value = Fraction(re.sub(r"[,{}]", "", top)) / int(bottom)
-    return -value if "-" in (match["sign"], match["minus"]) else value
+    return Fraction(re.sub(r"[,{}]", "", top)) / int(bottom)
 
 
 def _number_pattern(number: Fraction, answer: str) -> re.Pattern[str]:
@@ -188,6 +213,7 @@ def _number_pattern(number: Fraction, answer: str) -> re.Pattern[str]:
     return re.compile(rf"(?:{alternatives})(?!\d|[.,]\d)")
 
 
+@lru_cache(maxsize=4096)
 def _atoms(text: str) -> tuple[str, ...]:
     """Return the numbers, letters, names and minus signs of a text, sorted, without the names of
     LaTeX's layout.
@@ -200,6 +226,8 @@ def _state_number(text: str, start: int, end: int, target: _Target) -> Statement
     """Return the statement of the number whose digits are text[start:end]; None if the text does
     not state it there, or if it is another number.
     """
+    if text[start - 1 : start].isdigit():
+        return None  # the end of a longer number
     front = split_front(text[max(0, start - MAX_FRONT) : start])
     if front.words.endswith(_FRACTIONS):
         before, backslash, _ = front.words.rpartition("\\")
@@ -240,7 +268,12 @@ def _state_formula(
     it, nothing introduces it, or it differs from the answer in its numbers and letters.
     """
     front_start = max(0, start - target.reach)
+    around = text[front_start : end + MAX_FRONT]
+    if not all(atom in around for atom in target.others):
+        return None
     front = text[front_start:start]
+    if not target.has_digits and front.rstrip("\\ ")[-1:].isdecimal():
+        return None  # a factor: 2\pi is not \pi
     box_start = find_box(front)
     if box_start > 0:
         boxed = content_of_box(text, front_start + box_start, end)

@@ -1,6 +1,7 @@
 """The words and signs with which a text states a value: a box, an equation, a conclusion."""
 
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from megatron_opsft.data.answers import closing_brace
@@ -116,10 +117,24 @@ _UNKNOWN_WITH_FACTOR = re.compile(
 )
 _QUESTION = re.compile(r"[^.,;:!?\n。，？]{0,100}[?？]")
 _ITEM = re.compile(r"[.)][ *]+\S")
-_SENTENCE_BREAK = re.compile(r"[.!?]\s|[\n。！？]")
+_SENTENCE_BREAK_BACKWARDS = re.compile(r"\s[.!?]|[\n。！？]")
 _TERM_BREAK = re.compile(
     r"[,，=:：;!?\n≈。；！？$]|\.(?!\d)|\*\*|\\[)\]]|\\(?:implies|approx)"
 )
+
+
+def _by_last_character(endings: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Sort endings by their last characters, so that most words are compared with few of them."""
+    sorted_endings: dict[str, list[str]] = {}
+    for ending in endings:
+        sorted_endings.setdefault(ending[-1], []).append(ending)
+    return {last: tuple(found) for last, found in sorted_endings.items()}
+
+
+_HEDGES_BY_LAST = _by_last_character(_HEDGES)
+_INTRODUCTIONS_BY_LAST = _by_last_character(_INTRODUCTIONS)
+# The last characters of words behind which a number may be concluded.
+_MAY_CONCLUDE = frozenset(",:soeSOE")
 
 
 class Statement(NamedTuple):
@@ -155,13 +170,17 @@ def is_number_stated(front: NumberFront, text: str, end: int) -> bool:
         return False  # the first number of a tuple, or a factor
     if "\n" in signs and _ITEM.match(text, end):
         return False  # the number of a list's item
-    if words.endswith(_HEDGES):
+    last = words[-1:]
+    if words.endswith(_HEDGES_BY_LAST.get(last, ())):
         words = words.rpartition(" ")[0].rstrip(_SIGNS)
-    if words.endswith(_INTRODUCTIONS):
+        last = words[-1:]
+    if words.endswith(_INTRODUCTIONS_BY_LAST.get(last, ())):
         return _is_stated_behind(words, text, end)
-    if words[-1:].isalnum() and not signs:
+    if not signs and last.isalnum():
         return False  # the end of a longer number or word
-    if words.rstrip(",:")[-9:].lower().endswith(_CONCLUDING_WORDS):
+    if last in _MAY_CONCLUDE and words.rstrip(",:")[-9:].lower().endswith(
+        _CONCLUDING_WORDS
+    ):
         return _FEW_WORDS_TO_THE_END.match(text, end) is not None
     return not words.endswith((".", ",")) and bool(_IS_THE_ANSWER.match(text, end))
 
@@ -180,8 +199,11 @@ def find_introduction(front: str) -> tuple[int, bool]:
     """Return where the last sign or verb of `front` ends, -1 if it has none; and whether it is the
     sign of an equation, which needs no conclusion.
     """
-    ends = [front.rfind(sign) + len(sign) for sign in _EQUATION_SIGNS if sign in front]
-    end = max(ends, default=-1)
+    end = -1
+    for sign in _EQUATION_SIGNS:
+        start = front.rfind(sign)
+        if start >= 0:
+            end = max(end, start + len(sign))
     if end > 0 and not _TERM_BREAK.search(front, end):
         return end, True
     end = -1
@@ -206,6 +228,8 @@ def is_question(text: str, end: int) -> bool:
 def find_box(front: str) -> int:
     """Return where the content of the last box of `front` begins; -1 if it has none."""
     start = -1
+    if "box" not in front:
+        return start
     for box in _OPEN_BOX.finditer(front):
         start = box.end()
     return start
@@ -236,4 +260,8 @@ def _states_nothing(sentence: str) -> bool:
 
 def _last_sentence(text: str) -> str:
     """Return what follows the last sentence that has ended."""
-    return _SENTENCE_BREAK.split(text)[-1]
+    # From the end, which is mostly near.
+    sentence_break = _SENTENCE_BREAK_BACKWARDS.search(text[::-1])
+    if sentence_break is None:
+        return text
+    return text[len(text) - sentence_break.start() :]

@@ -130,6 +130,45 @@ def test_turns_in_long_texts_are_counted_one_by_one() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "gold", "found"),
+    [
+        # A long front, cut where its last sentence begins.
+        ("If x = 4 it fails! So the total is 12.", "12", True),
+        ("So the total is known. Maybe it is 12.", "12", False),
+        ("So it stays?\nSuppose it is 12.", "12", False),
+        ("Suppose not.\nSo the total is 12.", "12", True),
+        # What may stand directly in front of a number, and what not.
+        ("So the total is 112.", "12", False),
+        ("得12。", "12", True),
+        ("THUS 12.", "12", True),
+        ("Thus, 12.", "12", True),
+        ("The area 12 is the answer.", "12", True),
+        ("So she gets about 12.", "12", True),
+        # Formulas: factors, other spellings, and a box that ends far behind its first part.
+        ("So the area is \\pi.", "\\pi", True),
+        ("So the area is π.", "\\pi", True),
+        ("So the area is 2\\pi.", "\\pi", False),
+        ("So the area is 2 π.", "\\pi", False),
+        ("So x = 3√{13}.", "3\\sqrt{13}", True),
+        ("So x = 2√{13}.", "3\\sqrt{13}", False),
+        ("So x = p − q.", "p - q", True),
+        ("\\boxed{\\sqrt{13}" + " " * 150 + "+ 7}", "\\sqrt{13} + 7", True),
+    ],
+)
+def test_what_is_not_looked_at_more_closely_states_nothing(
+    text: str, gold: str, found: bool
+) -> None:
+    assert bool(find_right_answers(text, [gold], lambda value: True)) == found
+
+
+def test_numbers_behind_other_numbers_are_as_their_own_signs_say() -> None:
+    """Quotients are read once for each spelling, and keep no sign of another place."""
+    text = "So x = -1/2. So y = 1/2. So z = 0.50. So w = -0.5. So v = 2/4."
+    assert ends_of(text, "0.5") == [text.index("1/2. So z") + 3, text.index("0.50") + 4]
+    assert ends_of(text, "-0.5") == [text.index("-1/2") + 4, text.index("-0.5") + 4]
+
+
+@pytest.mark.parametrize(
     ("text", "words"),
     [
         ("Wait, no, let me check: 3.", ["Wait, no, let me check"]),
