@@ -120,9 +120,9 @@ def test_a_best_model_for_which_the_disk_has_no_room_is_a_warning(
 # when it is whole and the first one is not yet gone.
 KILLED = """
 import os
-from megatron_opsft.run.record import evaluations
+from megatron_opsft.run.record import evaluations, written_models
 evaluations.best_evaluation = lambda lines, settings: lines[-1]
-write, drop = evaluations.write_hf_model, evaluations.drop_superseded
+write, drop = written_models.write_hf_model, evaluations.drop_superseded
 def torn(stream):
     yield next(stream)
     os._exit(9)
@@ -131,7 +131,7 @@ def write_torn(directory, stream, **more):
 def drop_never(session, step, **more):
     os._exit(9) if step == 2 else drop(session, step, **more)
 """
-MIDDLE = KILLED + "evaluations.write_hf_model = write_torn"
+MIDDLE = KILLED + "written_models.write_hf_model = write_torn"
 BETWEEN = KILLED + "evaluations.drop_superseded = drop_never"
 
 

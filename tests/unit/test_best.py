@@ -9,8 +9,8 @@ import pytest
 
 from megatron_opsft.config import EvalConfig
 from megatron_opsft.config.load import load_config
-from megatron_opsft.run.record.evaluations import drop_superseded
 from megatron_opsft.run.record.summary import card_of_best, model_card, summarize
+from megatron_opsft.run.record.written_models import drop_superseded
 from megatron_opsft.run.run_files import best_evaluation, describe_best
 
 

@@ -155,7 +155,7 @@ def test_the_verdict_names_the_least_level_that_fits() -> None:
         plan = two_gpus(*keys)
         assert plan.fitting_offload == level == plan.as_json()["fitting_offload"]
         assert verdict_line(plan).startswith("DOES NOT FIT. rollout: stage 0 needs")
-        assert verdict_line(plan).endswith(f"; it fits with train.offload={level}")
+        assert f"; it fits with train.offload={level} (" in verdict_line(plan)
         fits = two_gpus(*keys, f"train.offload={level}")
         assert fits.fitting_offload is None and verdict_line(fits).startswith("FITS, with")
     hopeless = planned(make_run(LARGE, 8, "parallel.tp=8", "rollout.tp=8"))

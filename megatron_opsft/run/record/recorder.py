@@ -17,15 +17,15 @@ from megatron_opsft.run.record.advice import (
     warn_of_decline,
     worse_in_a_row,
 )
-from megatron_opsft.run.record.evaluations import (
-    Evaluations,
+from megatron_opsft.run.record.evaluations import Evaluations
+from megatron_opsft.run.record.metrics import MetricsLog
+from megatron_opsft.run.record.rollout_log import RolloutLog
+from megatron_opsft.run.record.summary import model_card, read_evaluations, summarize
+from megatron_opsft.run.record.written_models import (
     copy_best,
     drop_superseded,
     write_final,
 )
-from megatron_opsft.run.record.metrics import MetricsLog
-from megatron_opsft.run.record.rollout_log import RolloutLog
-from megatron_opsft.run.record.summary import model_card, read_evaluations, summarize
 from megatron_opsft.run.run_files import (
     Line,
     describe_best,

@@ -11,7 +11,6 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.models.architectures.families import ARCHITECTURES
 from megatron_opsft.models.architectures.shape import ModelShape
 from megatron_opsft.models.storage.model_paths import in_cache, local_model
-from megatron_opsft.models.storage.stored_weights import carried_of
 from megatron_opsft.models.weights.lora import adapters_of_rules
 from megatron_opsft.models.weights.rules import WeightTable
 from megatron_opsft.records import record
@@ -121,6 +120,9 @@ def _carried_bytes(model: str, shape: ModelShape) -> int:
         directory = local_model(model) or in_cache(model)
         if directory is None:
             return 0
+        # Here, not at the top: it loads torch, and plans of other models need none.
+        from megatron_opsft.models.storage.stored_weights import carried_of
+
         carried = carried_of(directory, WeightTable(shape))
     except UserError:  # no weights, or not all of them: a run would say so
         return 0
