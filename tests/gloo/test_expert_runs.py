@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from small_run import QUICKSTART, SMALL_RUN
 from tiny_models import SHAPES
 from transformers import (
-    AutoModelForCausalLM,
     AutoTokenizer,
+    Qwen3_5MoeForConditionalGeneration,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
 )
@@ -46,13 +46,20 @@ def undecided(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A mixture of Qwen3.5's family, its experts in stacks as published ones are."""
+    """A mixture of Qwen3.5's family as they are published: a model that sees, experts in stacks."""
     directory = tmp_path_factory.mktemp("shared")
-    vocab_size = len(AutoTokenizer.from_pretrained(REASONER))
-    shape = replace(SHAPES["qwen3_5_moe"], vocab_size=vocab_size, max_position_embeddings=512)
+    shape = replace(
+        SHAPES["qwen3_5_moe"],
+        architecture="Qwen3_5MoeForConditionalGeneration",
+        vocab_size=len(AutoTokenizer.from_pretrained(REASONER)),
+        max_position_embeddings=512,
+    )
+    config = hf_config(shape)
+    config.vision_config.out_hidden_size = shape.hidden_size
+    config.architectures = [shape.architecture]
+    config.save_pretrained(directory)
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(hf_config(shape), dtype=torch.float32)
-    model.save_pretrained(directory)
+    model = Qwen3_5MoeForConditionalGeneration(config)
     state = {name: parameter.data for name, parameter in model.named_parameters()}
     save_file(state, directory / "model.safetensors", {"format": "pt"})
     return with_tokenizer(directory)
@@ -167,7 +174,9 @@ def test_a_killed_run_that_replays_resumes_to_the_last_bit(
 def test_a_run_of_a_mixture_with_a_shared_expert(
     world: World, shared: Path, tmp_path: Path
 ) -> None:
-    """The engine's routing is the trainer's, and the trained model has its experts in stacks."""
+    """The engine's routing is the trainer's. The trained model stacks its experts, and sees as
+    before.
+    """
     lines = {}
     for ranks, layout in ((1, []), (2, ["parallel.ep=2"]), (2, ["parallel.pp=2"])):
         run_dir = tmp_path / f"{ranks}{layout}"
@@ -177,8 +186,10 @@ def test_a_run_of_a_mixture_with_a_shared_expert(
         trained = load_file(run_dir / "hf/model.safetensors")
         before = load_file(shared / "model.safetensors")
         assert {k: v.shape for k, v in trained.items()} == {k: v.shape for k, v in before.items()}
-        name = "model.layers.1.mlp.experts.gate_up_proj"
+        name = "model.language_model.layers.1.mlp.experts.gate_up_proj"
         assert not torch.equal(trained[name], before[name])
+        seeing = [name for name in trained if name.startswith("model.visual.")]
+        assert seeing and all(torch.equal(trained[name], before[name]) for name in seeing)
     one_rank, *others = lines.values()
     for other in others:
         for one, found in zip(one_rank, other, strict=True):
