@@ -44,6 +44,8 @@ CASES = [
     Case(model="qwen3_5", lora=LORA, dtype="bfloat16"),
     Case(model="qwen3_5_moe"),
     Case(model="qwen3_5_moe", dtype="bfloat16", recompute="selective"),
+    Case(model="qwen3_5_moe", lora=LORA),
+    Case(model="qwen3_5_moe", lora=LORA, dtype="bfloat16", recompute="selective"),
     Case(model="qwen3_5_moe", tp=2, dp=2, ep=2, sequence_parallel=True),
 ]
 

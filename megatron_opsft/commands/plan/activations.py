@@ -80,8 +80,9 @@ def _stage_bytes(
         backward = max(backward, moment)
         begins = stage.index == 0 and layers.kind_of(0) == "linear_attention"
         if begins and run.config.lora.rank and run.train.recompute != "full":
-            # The first adapter is behind this gated delta net, which needs no gradients.
-            stored -= _delta_bytes(run)[0]
+            # The first adapter is behind this gated delta net and the second norm: what is before
+            # it needs no gradients.
+            stored -= _delta_bytes(run)[0] + 2 * (layer_input + _FLOAT)
     return stored, backward
 
 
@@ -112,7 +113,9 @@ def _layer_bytes(
         mixer = _attention_bytes(run) + norm
     if run.config.lora.rank:
         of_attention, of_feed_forward = _adapter_bytes(run)
-        if not is_delta:  # gated delta nets get no adapters
+        if is_delta:  # it gets no adapters, and its frozen weights need no input
+            mixer -= layer_input
+        else:
             mixer += of_attention
         feed_forward += of_feed_forward
     everything = mixer + norm + feed_forward
@@ -148,8 +151,10 @@ def _attention_bytes(run: PlannedRun) -> float:
         num_elements = 4 * queries + 3 * keys + 4 * num_turned
         gate_elements = 3 * queries  # also in the fused tensor
         normed = _FLOAT if shape.zero_centered_norms else dtype_bytes
+        if run.config.lora.rank:  # it is for the gradient of the norm's weight
+            normed = 0
         query_norm = _FLOAT + normed
-        key_norm = _FLOAT if dtype_bytes == _FLOAT else query_norm
+        key_norm = normed if dtype_bytes == _FLOAT else query_norm
     if shape.gated_attention:
         num_elements += gate_elements
     # Beside them, the log-sum-exp of the output.
@@ -188,18 +193,18 @@ def _delta_bytes(run: PlannedRun) -> tuple[float, float]:
         # Gradients of queries, keys, values and states, and what is computed again.
         moment = 4 * keys + 4 * values + 2 * states
         return dtype_bytes * num_elements + 2 * _FLOAT * heads, dtype_bytes * moment
-    # The convolution's output, queries and keys with and without their norms, values; output, gate
-    # and gated output; a few numbers of each head. Then what gradients of frozen weights would
-    # need: tokens that the convolution has seen, the last norm's output.
+    # The convolution's output, queries and keys with and without their norms, values; output and
+    # gate; a few numbers of each head. Then what gradients of frozen weights would need: tokens
+    # that the convolution has seen, the last norm's output, the gated output.
     trains_all = not run.config.lora.rank
     if dtype_bytes == _FLOAT:
-        num_bytes = _FLOAT * (projected + 2 * mixed + 4 * values)
+        num_bytes = _FLOAT * (projected + 2 * mixed + 3 * values)
     else:
-        num_bytes = _FLOAT * 4 * values + dtype_bytes * (mixed + 2 * values)
+        num_bytes = _FLOAT * 4 * values + dtype_bytes * (mixed + values)
         num_bytes += _FLOAT * mixed * trains_all
     num_bytes += _FLOAT * (4 * keys + 7 * heads) + _INDEX
     if trains_all:
-        num_bytes += _FLOAT * (delta.conv_size - 1) * mixed + dtype_bytes * values
+        num_bytes += _FLOAT * (delta.conv_size - 1) * mixed + 2 * dtype_bytes * values
     # In chunks; zeros fill up the last one of a sequence, and states are zero before the first.
     num_chunks = ceil_div(run.longest_tokens, CHUNK_LENGTH)
     padding = num_chunks * CHUNK_LENGTH / run.longest_tokens
