@@ -42,9 +42,11 @@ CASES = [
     Case(model="qwen3_5_tied", pp=2, dp=2),
     Case(model="qwen3_5", pp=2, vpp=2, tp=2),
     Case(model="qwen3_5", lora=LORA, dtype="bfloat16"),
+    Case(model="qwen3_5", lora=LORA, recompute="selective", pp=2),
     Case(model="qwen3_5_moe"),
     Case(model="qwen3_5_moe", dtype="bfloat16", recompute="selective"),
     Case(model="qwen3_5_moe", lora=LORA),
+    Case(model="qwen3_5_moe", lora=LORA, recompute="full"),
     Case(model="qwen3_5_moe", lora=LORA, dtype="bfloat16", recompute="selective"),
     Case(model="qwen3_5_moe", tp=2, dp=2, ep=2, sequence_parallel=True),
 ]

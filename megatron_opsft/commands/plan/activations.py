@@ -79,9 +79,9 @@ def _stage_bytes(
         stored += layers.num_delta_layers * kept
         backward = max(backward, moment)
         begins = stage.index == 0 and layers.kind_of(0) == "linear_attention"
-        if begins and run.config.lora.rank and run.train.recompute != "full":
+        if begins and run.config.lora.rank and run.train.recompute == "none":
             # The first adapter is behind this gated delta net and the second norm: what is before
-            # it needs no gradients.
+            # it needs no gradients, unless recomputation needs those of its inputs.
             stored -= _delta_bytes(run)[0] + 2 * (layer_input + _FLOAT)
     return stored, backward
 
@@ -105,10 +105,10 @@ def _layer_bytes(
         if run.shape.zero_centered_norms:  # in float32, too
             norm += (_FLOAT - run.dtype_bytes) * run.hidden_per_rank
     feed_forward, gradients = _feed_forward_bytes(run)
+    mixer_gradients = 0.0
     if is_delta:
-        delta_net, delta_gradients = _delta_bytes(run)
+        delta_net, mixer_gradients = _delta_bytes(run)
         mixer = delta_net + norm
-        gradients = max(gradients, delta_gradients)
     else:
         mixer = _attention_bytes(run) + norm
     if run.config.lora.rank:
@@ -118,18 +118,23 @@ def _layer_bytes(
         else:
             mixer += of_attention
         feed_forward += of_feed_forward
+    # When the mixer's turn comes in a backward pass, the feed-forward part is free already.
+    in_both = max(gradients, mixer_gradients - feed_forward)
     everything = mixer + norm + feed_forward
-    recompute = run.train.recompute
-    if recompute == "none":
-        return everything, gradients
-    stored = layer_input
-    if recompute == "selective":
-        # The feed-forward part is recomputed from its input. In a dense layer TransformerEngine's
-        # norm is inside that part; everywhere else what the norm saves stays.
-        te_norm_is_recomputed = run.with_te and run.shape.moe is None
-        stored = mixer + (layer_input if te_norm_is_recomputed else norm)
     # The output that recomputation makes once more is as large as the input.
-    return stored, everything - stored + gradients + layer_input
+    match run.train.recompute:
+        case "none":
+            return everything, in_both
+        case "full":
+            return layer_input, everything + in_both
+        case "selective":
+            # The feed-forward part is recomputed from its input. In a dense layer
+            # TransformerEngine's norm is inside that part; everywhere else what the norm saves
+            # stays.
+            te_norm_is_recomputed = run.with_te and run.shape.moe is None
+            stored = mixer + (layer_input if te_norm_is_recomputed else norm)
+            again = everything - stored + gradients + layer_input
+            return stored, max(again, mixer_gradients)
 
 
 def _attention_bytes(run: PlannedRun) -> float:
