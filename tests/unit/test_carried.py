@@ -41,6 +41,7 @@ MTP = {
     "mtp.fc.weight": torch.arange(64.0 * 128).view(64, 128).bfloat16(),
     "mtp.layers.0.self_attn.q_norm.weight": torch.full((24,), 1.5),
     "mtp.norm.weight": torch.linspace(0, 1, 64).half(),
+    "mtp.scale": torch.tensor(0.25),
 }
 Model = tuple[Path, dict[str, Tensor]]  # a directory, and what it holds
 FLOAT32 = ("A_log", "linear_attn.norm.weight")
@@ -92,7 +93,8 @@ def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         assert found[name].dtype is value.dtype, name
-        assert torch.equal(found[name].view(torch.uint8), value.view(torch.uint8)), name
+        bits, expected_bits = (x.reshape(-1).view(torch.uint8) for x in (found[name], value))
+        assert found[name].shape == value.shape and torch.equal(bits, expected_bits), name
 
 
 def test_there_and_back_is_bit_identical(model: Model, tmp_path: Path) -> None:
@@ -155,10 +157,14 @@ def test_a_run_gives_them_to_its_model_and_its_checkpoints(cli: ForkedCli, tmp_p
         shutil.copy(file, directory)
     shutil.copy(resolve_model("tiny_reasoner") / "chat_template.jinja", directory)
     run_dir = tmp_path / "run"
-    words = [f"model.path={directory}", f"run.dir={run_dir}"]
-    words += [*SMALL_RUN, "run.steps=2", "checkpoint.every=1", "rollout.max_response_tokens=8"]
-    words += ["run.eval_every=1", "eval.export_best=true"]
-    ended = cli.run(["train", QUICKSTART, *words])
+    run_words = [f"model.path={directory}", f"run.dir={run_dir}", *SMALL_RUN]
+    run_words += [
+        "checkpoint.every=1",
+        "rollout.max_response_tokens=8",
+        "optimizer.schedule=constant",
+    ]
+    run_words += ["run.eval_every=1", "eval.export_best=true"]
+    ended = cli.run(["train", QUICKSTART, *run_words, "run.steps=2"])
     assert ended.exit_code == 0, ended.stderr
     table = WeightTable(read_model_shape(directory))
     carried = {name: value for name, value in tensors.items() if table.is_carried(name)}
@@ -176,6 +182,15 @@ def test_a_run_gives_them_to_its_model_and_its_checkpoints(cli: ForkedCli, tmp_p
         run_dir / "hf", output_loading_info=True
     )
     assert not info["missing_keys"]
+
+    damaged = second / "carried.safetensors"
+    content = damaged.read_bytes()
+    damaged.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))  # also under its other name
+    resumed = cli.run(["train", QUICKSTART, *run_words, "run.steps=3", "--resume"])
+    assert resumed.exit_code == 0, resumed.stderr
+    assert f"{damaged} is damaged: its checksum differs; it is written again" in resumed.stderr
+    assert damaged.read_bytes() == content
+    assert (run_dir / "checkpoints/step_000003/carried.safetensors").read_bytes() == content
 
 
 def test_a_checkpoint_without_them_takes_them_from_the_named_model(

@@ -38,7 +38,7 @@ from megatron_opsft.models.storage.stored_weights import (
     carried_of,
     open_weights,
 )
-from megatron_opsft.models.weights.rectangles import Rect
+from megatron_opsft.models.weights.rectangles import Rect, num_rows
 from megatron_opsft.models.weights.rules import WeightTable
 from megatron_opsft.records import TensorShape, record
 from megatron_opsft.runtime.device import peak_resident_bytes
@@ -236,8 +236,8 @@ def _copy_all(
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
         chunks = []
         for target in targets:
-            num_rows = target.copies[-1].target.row1  # the last copy has the last rows
-            for first, last in row_chunks(0, num_rows, target.region.row_bytes):
+            stop = target.copies[-1].target.row1  # the last copy has the last rows
+            for first, last in row_chunks(0, stop, target.region.row_bytes):
                 chunks.append(
                     pool.submit(_copy_rows, source, target, first, last, partial)
                 )
@@ -317,7 +317,7 @@ def _are_equal(
 ) -> bool:
     """True if a tensor is the same on both sides, bit for bit, after a cast to `dtype`."""
     row_bytes = prod(shape[1:]) * dtype.itemsize
-    for start, stop in row_chunks(0, shape[0], row_bytes):
+    for start, stop in row_chunks(0, num_rows(shape), row_bytes):
         both = []
         for side in sides:
             rows = torch.empty(stop - start, *shape[1:], dtype=dtype)

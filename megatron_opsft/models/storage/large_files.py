@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.checkpoint.utils import _create_file_view
 
 from megatron_opsft.errors import UserError, first_line
+from megatron_opsft.models.weights.rectangles import num_rows
 from megatron_opsft.records import TensorShape
 from megatron_opsft.runtime.durable import write_at
 
@@ -119,7 +120,7 @@ def copy_region(source: Region, target: Region, file: LargeFile, name: str) -> N
     target: where it goes in `file`. name: of the tensor, for errors. Errors: those of
     `Region.copy_rows`.
     """
-    for first, last in row_chunks(0, source.shape[0], source.row_bytes):
+    for first, last in row_chunks(0, num_rows(source.shape), source.row_bytes):
         rows = torch.empty(last - first, *source.shape[1:], dtype=source.dtype)
         source.copy_rows(first, rows, name)
         file.write(memory_of(rows), target.offset_of(first))

@@ -154,4 +154,9 @@ class Parameter(NamedTuple):
 
 def whole(name: str, shape: TensorShape) -> Rect:
     """Return the rectangle that covers a tensor of this shape."""
-    return Rect(name, 0, shape[0], 0, prod(shape[1:]))
+    return Rect(name, 0, num_rows(shape), 0, prod(shape[1:]))
+
+
+def num_rows(shape: TensorShape) -> int:
+    """Return the number of rows of a tensor; a single number, without axes, is one row."""
+    return shape[0] if shape else 1

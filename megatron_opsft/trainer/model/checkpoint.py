@@ -62,6 +62,7 @@ from megatron_opsft.trainer.model.checkpoint_write import (
     damage_of,
     read_manifest,
     sealed,
+    size_and_crc,
 )
 from megatron_opsft.trainer.model.optimizer import (
     load_optimizer_settings,
@@ -71,6 +72,10 @@ from megatron_opsft.trainer.model.reference import ReferenceModel
 
 # Timeout of the writers' collectives; if a rank dies, the watchdog ends the job before.
 _TIMEOUT = timedelta(days=1)
+
+# Key of the manifest: size and checksum of the carried tensors' file. It is none of `files`, whose
+# damage makes a checkpoint useless.
+_CARRIED = "carried"
 
 
 @dataclass(eq=False)
@@ -102,6 +107,7 @@ class Checkpointer:
     def __post_init__(self) -> None:
         # Step and directory of the last checkpoint; only on rank 0.
         self.published: tuple[int, Path] | None = None
+        self._carried_checksum: list[int] = []
         self._pending: tuple[CheckpointWrite, JsonObject] | None = None
         self._deletion: threading.Thread | None = None
         self._host_copies = HostCopies()
@@ -199,6 +205,7 @@ class Checkpointer:
             write_files(partial, {**copied, **self.model_files})
         if self.carried:
             self._write_carried(partial / CARRIED_NAME)
+            manifest = {**manifest, _CARRIED: self._carried_checksum}
         if self.adapter_config is not None:
             write_files(partial, {ADAPTER_NAME: self.adapter_config})
         write_bytes(partial / COMPLETE, sealed({**manifest, "files": files}))
@@ -221,6 +228,21 @@ class Checkpointer:
                 repeat_carried(last, path)
                 return
         write_carried(path, self.carried)
+        self._carried_checksum = size_and_crc(path)
+
+    def _mend_carried(self, path: Path, manifest: JsonObject) -> None:
+        """Write the carried tensors of a checkpoint again if they are damaged: the model that the
+        run began with has them too. Only on rank 0.
+        """
+        if not self.carried or _CARRIED not in manifest:
+            return
+        file = path / CARRIED_NAME
+        damage = damage_of(file, manifest[_CARRIED])
+        if damage:
+            log.warning("%s; it is written again, as no step changes it", damage)
+            # Under its other names, in other checkpoints, the file stays as it is.
+            file.unlink(missing_ok=True)
+            write_carried(file, self.carried)
 
     def _replaced(self, path: Path) -> Path:
         """Return the temporary name of a checkpoint that is deleted; a resume deletes leftovers."""
@@ -271,6 +293,8 @@ class Checkpointer:
             if not isinstance(manifest, str):
                 self._set_aside(damage_by_path, path)
                 self._restore(path)
+                if dist.get_rank() == 0:
+                    self._mend_carried(path, manifest)
                 return manifest
             damage_by_path[path] = manifest
         if not damage_by_path:
