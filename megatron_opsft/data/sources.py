@@ -198,7 +198,8 @@ def _read_csv(path: Path, option: str, delimiter: str) -> list[Row]:
         with _opener(path)(
             path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline=""
         ) as text:
-            delimiter = _delimiter_of(text.readline(), delimiter)
+            first_line = next((line for line in text if line.strip()), "")
+            delimiter = _delimiter_of(first_line, delimiter)
             text.seek(0)
             table = csv.reader(text, delimiter=delimiter, strict=True)
             for values in table:

@@ -205,12 +205,16 @@ def _number_pattern(number: Fraction, answer: str) -> re.Pattern[str]:
     spellings = set(map(re.escape, whole))
     decimals = set(re.findall(r"\d*\.\d+", answer))
     if size.denominator > 1:
-        decimals.add(f"{float(size):.12g}".removeprefix("0"))
+        decimal = f"{float(size):.12g}"
+        decimals |= {decimal, decimal.removeprefix("0")}
     spellings.update(re.escape(decimal) + "0*" for decimal in decimals)
     if size < 1:
         spellings.add(re.escape(f"{float(100 * size):.12g}"))
     alternatives = "|".join(sorted(spellings, key=len, reverse=True))
-    return re.compile(rf"(?:{alternatives})(?!\d|[.,]\d)")
+    pattern = rf"(?:{alternatives})(?!\d|[.,]\d)"
+    if 1 < size.denominator < 10 and size.numerator < 10:  # as in \frac12
+        pattern += rf"|(?<=frac){size.numerator}{size.denominator}"
+    return re.compile(pattern)
 
 
 @lru_cache(maxsize=4096)

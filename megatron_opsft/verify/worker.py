@@ -109,10 +109,10 @@ def _address_space_bytes() -> int:
 def open_judge(name: str) -> Judge:
     """Return the judge of that name, `math` or `package.module:function`, ready to be timed.
 
-    It is called with (text, gold, columns of the row as JSON); the last may be left out. Any error
-    is an ERROR, except MemoryError: earlier answers may have filled the memory, so another process
+    The judge is called with (text, gold, the row's columns as JSON, by default none). Any error is
+    an ERROR, except MemoryError: earlier answers may have filled the memory, so another process
     judges this one. Errors: `UserError` for a function of the user's that cannot be imported, or
-    that does not take three arguments.
+    cannot be called as (text, gold, fields).
     """
     is_own_judge = ":" in name
     if is_own_judge:
@@ -135,7 +135,7 @@ def open_judge(name: str) -> Judge:
         except Exception as error:
             answer = _shortened(first_line(error))
             if is_own_judge:
-                answer += _place_of(error)
+                answer += _shortened(_place_of(error, function))
             return Verdict(outcome=Outcome.ERROR, answer=answer)
 
     return judge
@@ -197,18 +197,22 @@ def _import_function(name: str) -> Callable[..., Any]:
     return function
 
 
-def _place_of(error: BaseException) -> str:
+def _place_of(error: BaseException, function: Callable[..., Any]) -> str:
     """Return the line of a user's judge that an error passed last, as " (file.py:7)"; "" if it did
-    not come from there.
+    not come from there. function: the judge, perhaps behind decorators or a partial.
     """
-    _, *places = [
-        (frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)
-    ]
-    # The first of these frames is the judge's own function.
-    lines = [line for file, line in places if file == places[0][0]]
-    if not lines or places[0][0] == __file__:
+    plain = inspect.unwrap(getattr(function, "func", function))
+    code = getattr(plain, "__code__", None) or getattr(
+        type(plain).__call__, "__code__", None
+    )
+    if code is None:  # written in C
         return ""
-    return f" ({Path(places[0][0]).name}:{lines[-1]})"
+    lines = [
+        line
+        for frame, line in walk_tb(error.__traceback__)
+        if frame.f_code.co_filename == code.co_filename
+    ]
+    return f" ({Path(code.co_filename).name}:{lines[-1]})" if lines else ""
 
 
 def _shortened(text: str) -> str:

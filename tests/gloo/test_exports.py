@@ -158,8 +158,12 @@ def test_a_kill_leaves_the_old_or_the_new_best_model_whole(
 
 # Three good steps, and then steps that take the model apart.
 FALLING = """
+from megatron_opsft.models.storage import hf_writer
 from megatron_opsft.run import train
 train.learning_rate = lambda step, steps, settings: 5e-4 if step < 4 else 0.05
+side_files = hf_writer.side_files
+more = {"additional_chat_templates/other.jinja": b"{{ 1 }}"}
+hf_writer.side_files = lambda *which: {**side_files(*which), **more}
 """
 
 
@@ -185,6 +189,7 @@ def test_a_run_whose_model_gets_worse_ends_with_its_best_one(
     assert summary["worse_in_a_row"] == 2 and summary["base"]["accuracy"] > 0.5
     models = models_of(tmp_path)
     assert models["hf"] == models[f"best/step_{best:06d}"]
+    assert (tmp_path / "hf/additional_chat_templates/other.jinja").read_bytes() == b"{{ 1 }}"
     card = (tmp_path / "hf/README.md").read_text()
     assert f"after {best} steps of" in card
     assert f"| {summary['best']['mean_response_tokens']:.1f} |" in card

@@ -34,6 +34,7 @@ from megatron_opsft.models.storage.hf_writer import side_files
 from megatron_opsft.models.storage.model_identity import combined, hash_model_files
 from megatron_opsft.models.storage.model_paths import resolve_model
 from megatron_opsft.models.weights.lora import adapters_of_rules
+from megatron_opsft.models.weights.rectangles import whole
 from megatron_opsft.models.weights.rules import WeightTable
 from megatron_opsft.run.start.disk import disk_use
 
@@ -194,9 +195,9 @@ def test_a_run_gives_them_to_its_model_and_its_checkpoints(cli: ForkedCli, tmp_p
 
 
 def test_a_checkpoint_without_them_takes_them_from_the_named_model(
-    model: Model, tmp_path: Path
+    model: Model, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """If it has them: its config.json alone is enough."""
+    """If it has them: its config.json alone is enough, with a warning."""
     directory, tensors = model
     megatron, alone = tmp_path / "megatron", tmp_path / "alone"
     write_source(open_source(directory), megatron, "megatron")
@@ -209,7 +210,9 @@ def test_a_checkpoint_without_them_takes_them_from_the_named_model(
     assert_same(all_tensors(tmp_path / "hf"), tensors)
     alone.mkdir()
     shutil.copy(directory / "config.json", alone)
+    caplog.clear()
     write_source(open_source(megatron, alone), tmp_path / "language", "hf")
+    assert f"{megatron}: no tensors of vision or multi-token prediction were found" in caplog.text
     assert all_tensors(tmp_path / "language").keys() == tensors.keys() - carried.keys()
 
 
@@ -248,6 +251,10 @@ def test_sections_of_two_dtypes_are_no_tensor(model: Model, tmp_path: Path) -> N
     ):
         source.dtypes()
     assert source.dtypes("float16")[f"{name}in_proj_qkv.weight"] is torch.float16
+    # Training casts what it reads.
+    qkv = f"{name}in_proj_qkv.weight"
+    read = source.tensors.read(whole(qkv, source.shapes()[qkv]))
+    assert read.dtype is torch.float32
 
 
 def test_they_are_part_of_what_the_model_is_and_takes(model: Model, tmp_path: Path) -> None:

@@ -64,6 +64,13 @@ def test_a_table_s_rows_are_exact_problems(
     assert csv.field_size_limit() < 200_000
 
 
+def test_blank_lines_before_a_table_do_not_hide_its_semicolons(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("\n\nproblem;answer\np;1,5\n")
+    (problem,) = load_problems(str(path)).problems
+    assert (problem.text, problem.answer) == ("p", "1,5")
+
+
 def test_a_comma_outside_of_quotes_in_the_header_decides_for_commas(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_text('"problem";"answer, short";answer\n"a; b, c";x,y;"1,5"\n')

@@ -168,6 +168,13 @@ def test_numbers_behind_other_numbers_are_as_their_own_signs_say() -> None:
     assert ends_of(text, "-0.5") == [text.index("-1/2") + 4, text.index("-0.5") + 4]
 
 
+@pytest.mark.parametrize("gold", ["1/2", "\\frac{1}{2}", "0.5", ".5"])
+@pytest.mark.parametrize("stated", ["0.5", ".50", "1/2", "\\frac{1}{2}", "\\dfrac12"])
+def test_a_fraction_is_found_however_it_is_written(gold: str, stated: str) -> None:
+    text = f"So x = {stated}."
+    assert ends_of(text, gold) == [len(text) - 1]
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

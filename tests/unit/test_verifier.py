@@ -250,14 +250,19 @@ def test_the_error_of_a_judge_names_the_line_of_its_file(
     """Raised in the function, in one that it calls, in a library; and by what it returns."""
     monkeypatch.chdir(tmp_path)
     Path("placed_judge.py").write_text(
-        "import json\n\n\n"
+        "import functools, json, unittest.mock\n\n\n"
         "def read(text):\n    return {}[text]\n\n\n"
         "def judge(text, gold, fields):\n"
         "    if text == 'library':\n        json.loads('{')\n"
         "    if text == 'returns':\n        return 'yes'\n"
-        "    return read(text)\n"
+        "    return read(text)\n\n\n"
+        "decorated = unittest.mock.patch.dict({}, {})(judge)\n"
+        "partly = functools.partial(judge)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
+    for name in ("decorated", "partly"):
+        message = open_judge(f"placed_judge:{name}")("called", "x").answer
+        assert message == "KeyError: 'called' (placed_judge.py:5)"
     judge = open_judge("placed_judge:judge")
     said = {text: judge(text, "x").answer for text in ("called", "library", "returns")}
     assert said["called"] == "KeyError: 'called' (placed_judge.py:5)"

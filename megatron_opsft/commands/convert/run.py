@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from megatron_opsft.commands.convert.megatron_layout import megatron_layout
-from megatron_opsft.errors import UserError
+from megatron_opsft.errors import UserError, log
 from megatron_opsft.models.architectures.config_from_hf import read_model_shape
 from megatron_opsft.models.storage.adapter_config import read_adapter_config
 from megatron_opsft.models.storage.adapters import MergedTensors, StoredAdapter
@@ -36,6 +36,7 @@ from megatron_opsft.models.storage.stored_weights import (
     StoredWeights,
     base_of,
     carried_of,
+    directories_of,
     open_weights,
 )
 from megatron_opsft.models.weights.rectangles import Rect, num_rows
@@ -119,6 +120,12 @@ def open_source(directory: Path, config_dir: Path | None = None) -> Source:
     if not carried and has_hf_weights(config_dir):
         # Another program wrote the checkpoint, or an earlier version.
         carried = carried_of(config_dir, table)
+    if not carried and table.architecture.nested_in:
+        log.warning(
+            "%s: no tensors of vision or multi-token prediction were found, and what is written "
+            "will have none; --config-from takes them from a Hugging Face directory with weights",
+            directory,
+        )
     return Source(directory, config_dir, table, tensors, carried)
 
 
@@ -189,7 +196,8 @@ def write_source(
     inputs += [region.path for region in source.carried.values()]
     check_out(out, inputs, overwrite=overwrite)
     dtypes = source.dtypes(dtype)
-    stacks = stacks_experts(source.table, source.directory, source.config_dir)
+    directories = directories_of(source.directory)
+    stacks = stacks_experts(source.table, *directories, source.config_dir)
     if to == "hf":
         layout = hf_layout(
             source.shapes(),

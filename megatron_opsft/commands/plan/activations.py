@@ -80,8 +80,9 @@ def _stage_bytes(
         backward = max(backward, moment)
         begins = stage.index == 0 and layers.kind_of(0) == "linear_attention"
         if begins and run.config.lora.rank and run.train.recompute == "none":
-            # The first adapter is behind this gated delta net and the second norm: what is before
-            # it needs no gradients, unless recomputation needs those of its inputs.
+            # The first adapter is mostly behind this gated delta net and the second norm: what is
+            # before it needs no gradients, unless recomputation needs those of its inputs. Of the
+            # norms only the output of the second stays.
             stored -= _delta_bytes(run)[0] + 2 * (layer_input + _FLOAT)
     return stored, backward
 
@@ -119,20 +120,21 @@ def _layer_bytes(
             mixer += of_attention
         feed_forward += of_feed_forward
     # When the mixer's turn comes in a backward pass, the feed-forward part is free already.
-    in_both = max(gradients, mixer_gradients - feed_forward)
+    moment = max(gradients, mixer_gradients - feed_forward)
     everything = mixer + norm + feed_forward
-    # The output that recomputation makes once more is as large as the input.
     match run.train.recompute:
         case "none":
-            return everything, in_both
+            return everything, moment
         case "full":
-            return layer_input, everything + in_both
+            # The input is stored already, but the output is made once more.
+            return layer_input, everything + moment
         case "selective":
             # The feed-forward part is recomputed from its input. In a dense layer
             # TransformerEngine's norm is inside that part; everywhere else what the norm saves
             # stays.
             te_norm_is_recomputed = run.with_te and run.shape.moe is None
             stored = mixer + (layer_input if te_norm_is_recomputed else norm)
+            # Its output is made once more, too.
             again = everything - stored + gradients + layer_input
             return stored, max(again, mixer_gradients)
 

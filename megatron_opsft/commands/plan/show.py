@@ -7,6 +7,7 @@ from tabulate import tabulate
 
 from megatron_opsft.commands.report.table import aligned
 from megatron_opsft.config.training import describe_lora
+from megatron_opsft.runtime.formatting import number
 
 if TYPE_CHECKING:
     from megatron_opsft.commands.plan.estimate import Plan
@@ -73,7 +74,7 @@ def _headline(plan: "Plan") -> str:
     if run.num_parameters < _SMALL_MODEL:
         model = f"{run.num_parameters / 1e6:.1f} M parameters"
     if run.config.lora.rank:
-        adapters = f"{run.num_trained / 1e6:,.0f} M of adapters"
+        adapters = f"{number(run.num_trained / 1e6)} M of adapters"
         model += f", {adapters} ({describe_lora(run.config.lora)})"
     measures = f"recompute {run.train.recompute}"
     if run.gives_up("gradients"):

@@ -120,7 +120,7 @@ class Column(NamedTuple):
     digits: int = 1
     unit: str = ""
     is_signed: bool = False
-    """True for a difference: a value above 0 has its sign."""
+    """True for a difference: every value is written with its sign."""
 
     @property
     def heading_with_arrow(self) -> str:

@@ -145,9 +145,23 @@ def _are_paired(run: StudyRun, other: StudyRun) -> bool:
 
 
 def _read_samples(evaluation: Path) -> MeasuredSamples:
-    """Measure the samples of a finished evaluation."""
+    """Measure the samples of a finished evaluation, those that its results rest on.
+
+    Errors: `UserError`.
+    """
     files = SampleFiles(evaluation)
-    return MeasuredSamples.of({name: files.read(name) for name in files.complete()})
+    samples = {}
+    results = read_results(evaluation).benchmarks
+    for name in results.keys() & set(files.complete()):
+        samples[name] = [
+            sample
+            for sample in files.read(name)
+            if sample.sample_index < results[name].samples_per_problem
+        ]
+    try:
+        return MeasuredSamples.of(samples)
+    except ValueError as error:
+        raise UserError(f"{evaluation}: {error}; evaluate the run again") from None
 
 
 def _read_row(

@@ -21,7 +21,10 @@ def check_layout(shape: ModelShape, parallel: ParallelConfig) -> None:
         _check_delta(shape.delta, parallel)
     if shape.moe is not None:
         _check_divides(
-            "tp", parallel.tp, shape.moe.shared_ffn_size, "feed-forward size"
+            "tp",
+            parallel.tp,
+            shape.moe.shared_ffn_size,
+            "shared expert's feed-forward size",
         )
         _check_divides("ep", parallel.ep, shape.moe.num_experts, "experts")
     if shape.moe is None and (parallel.ep > 1 or parallel.etp):

@@ -15,6 +15,7 @@ from megatron_opsft.models.storage.model_paths import (
     INDEX_NAME,
     SINGLE_NAME,
     STACKS_EXPERTS,
+    has_hf_weights,
     read_record,
 )
 from megatron_opsft.models.weights.expert_stacks import matrices_of
@@ -143,7 +144,7 @@ class HfTensors:
 
 
 def matrix_regions(in_files: Mapping[str, Region]) -> dict[str, Region]:
-    """Return name -> region of tensors; each expert's matrices by themselves, also of a stack."""
+    """Return name -> region of tensors, with one for each expert's matrix in place of a stack."""
     regions = {}
     for name, region in in_files.items():
         offset = region.offset
@@ -164,7 +165,7 @@ def stacks_experts(table: WeightTable, *model_dirs: Path) -> bool:
     if not table.num_experts:
         return False
     for model_dir in model_dirs:
-        if any((model_dir / name).is_file() for name in (SINGLE_NAME, INDEX_NAME)):
+        if has_hf_weights(model_dir):
             return HfTensors(model_dir).stacks_experts
         record = read_record(model_dir)
         if STACKS_EXPERTS in record:

@@ -5,7 +5,7 @@ load a checkpoint: any that Megatron-Core wrote, at any TP x PP x VPP x EP, with
 optimizer.
 """
 
-from functools import cache
+from functools import cache, reduce
 from itertools import chain, product
 from pathlib import Path
 
@@ -58,23 +58,24 @@ class MegatronTensors:
 
     def dtype(self, name: str) -> torch.dtype:
         """Errors: `UserError` for a tensor whose sections are stored in several dtypes."""
-        rule = self._table.by_hf_name[name]
-        parts = self._parts[rule.mcore_name]
-        if not rule.stored_apart:
-            return self._stored[parts[0].entry.key].dtype
-        keys = []
-        for section, part in zip(rule.sections, parts, strict=True):
-            if section.hf_name == name:
-                keys.append(part.entry.key)
-        first = self._stored[keys[0]].dtype
-        for key in keys:
-            dtype = self._stored[key].dtype
+        dtypes = {key: self._stored[key].dtype for key in self._keys(name)}
+        first_key, first = next(iter(dtypes.items()))
+        for key, dtype in dtypes.items():
             if dtype is not first:
                 raise UserError(
-                    f"{self.model_dir}: {key} is {dtype}, but {keys[0]} is {first}, and both are "
+                    f"{self.model_dir}: {key} is {dtype}, but {first_key} is {first}, and both are "
                     f"in {name}; give --dtype to convert all to one"
                 )
         return first
+
+    def _keys(self, name: str) -> list[str]:
+        """Return the keys under which an HF tensor, or each of its sections, is stored."""
+        rule = self._table.by_hf_name[name]
+        parts = self._parts[rule.mcore_name]
+        if not rule.stored_apart:
+            return [parts[0].entry.key]
+        sections = zip(rule.sections, parts, strict=True)
+        return [part.entry.key for section, part in sections if section.hf_name == name]
 
     def files(self) -> tuple[Path, ...]:
         """Return the files of the weights, each once, in order."""
@@ -82,11 +83,16 @@ class MegatronTensors:
         return tuple(sorted({chunk.path for chunk in chunks}))
 
     def read(self, rect: Rect) -> Tensor:
-        """Read a rectangle of an HF tensor, in the stored dtype, on the CPU."""
+        """Read a rectangle of an HF tensor, on the CPU, in the stored dtype; if sections are stored
+        in several, in one that holds the values of all.
+        """
         rule = self._table.by_hf_name[rect.tensor]
+        dtypes = [self._stored[key].dtype for key in self._keys(rect.tensor)]
         _, *columns = rule.hf_shapes[rect.tensor]
         num_rows = rect.row1 - rect.row0
-        out = torch.empty((num_rows, *columns), dtype=self.dtype(rect.tensor))
+        out = torch.empty(
+            (num_rows, *columns), dtype=reduce(torch.promote_types, dtypes)
+        )
         self.copy_rows(rect.tensor, rect.row0, out)
         return rect.shift(-rect.row0, 0).view(out)
 

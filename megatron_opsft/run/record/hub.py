@@ -54,9 +54,12 @@ def push_to_hub(config: Config) -> None:
             command,
         )
         return
-    summary = read_summary(config.run.dir)
-    write_json(config.run.dir / "summary.json", summary | {_UPLOADED_TO: name})
     log.info("uploaded to %s", url)
+    summary = config.run.dir / "summary.json"
+    try:
+        write_json(summary, read_summary(config.run.dir) | {_UPLOADED_TO: name})
+    except (OSError, UserError) as error:
+        log.warning("%s does not say so: %s", summary, first_line(error))
 
 
 def _upload(config: Config, name: str) -> str:
@@ -86,7 +89,7 @@ def _name_in_card(card: Path, name: str) -> None:
     """
     if not card.is_file():
         return
-    before = card.read_text()
+    before = card.read_text(encoding="utf-8")
     after = re.sub(
         r'(?m)^(answer = pipeline\("text-generation", )".*"\)$', rf'\1"{name}")', before
     )

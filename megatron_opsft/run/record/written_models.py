@@ -1,5 +1,5 @@
-"""Writes the models of a run as Hugging Face directories: hf/, the last one, best/, the best ones,
-and with LoRA adapter/.
+"""Writes the models of a run as Hugging Face directories: the last one (hf/), the best ones
+(best/), and with LoRA the adapter (adapter/).
 """
 
 import shutil
@@ -121,10 +121,12 @@ def copy_best(s: Session, step: int, card: str) -> None:
     best, target = best_model(s, step), s.config.run.dir / "hf"
     check_out(target, [best], overwrite=True)
     with written_whole(target) as written:
-        for path in best.iterdir():
-            if path.name == ADAPTER:
+        for path in best.rglob("*"):
+            name = path.relative_to(best)
+            if name.parts[0] == ADAPTER or not path.is_file():
                 continue
-            copy = written.directory / path.name
+            copy = written.directory / name
+            copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, copy)
             sync_path(copy)
         write_files(written.directory, {"README.md": card.encode()})

@@ -111,8 +111,8 @@ def disk_use(config: Config, shape: ModelShape) -> DiskUse:
 
 
 def _carried_bytes(model: str, shape: ModelShape) -> int:
-    """Return the bytes of a model's tensors that are not trained, as its files on this machine say;
-    0 if it is not here.
+    """Return the bytes of a model's tensors of other parts, such as vision, as its files on this
+    machine say; 0 if it is not here.
     """
     if not ARCHITECTURES[shape.architecture].carried:
         return 0
@@ -161,9 +161,9 @@ def _held_out_bytes(config: Config) -> int:
 def check_disk(config: Config, shape: ModelShape, *, resume: bool) -> str:
     """Check at the start of a run whether what it will write fits on its disk.
 
-    Returns a warning if not all checkpoints and models fit, or with them the responses if all are
-    as long as they may be; "" if they do. Errors: `UserError` if not even hf/ and one more
-    checkpoint fit, so that the run could save nothing.
+    Returns a warning if checkpoints and models do not all fit, or would not fit beside responses
+    that are all as long as they may be; "" if everything fits. Errors: `UserError` if not even
+    hf/ and one more checkpoint fit, so that the run could save nothing.
     """
     use = disk_use(config, shape)
     run_dir = config.run.dir
@@ -171,7 +171,8 @@ def check_disk(config: Config, shape: ModelShape, *, resume: bool) -> str:
     free = disk_usage(_nearest_existing(checkpoints)).free
     to_come, in_all = use.checkpoint, use.checkpoints
     if resume:
-        in_all -= use.checkpoint * len(list_checkpoints(checkpoints))
+        there = use.checkpoint * len(list_checkpoints(checkpoints))
+        in_all = max(in_all - there, 0)
     else:
         # The checkpoints of a run that is replaced are deleted first.
         free += _bytes_of_files(checkpoints)
@@ -185,8 +186,10 @@ def check_disk(config: Config, shape: ModelShape, *, resume: bool) -> str:
             in_all += use.models
             and_model = f" and hf/ {describe_bytes(use.model)}"
         # Those of a run that is resumed are there; those of one that is replaced are deleted first.
-        there = sum(_bytes_of_files(run_dir / name) for name in ("rollouts", HELD_OUT))
-        responses = max(use.responses - there, 0)
+        sampled = sum(
+            _bytes_of_files(run_dir / name) for name in ("rollouts", HELD_OUT)
+        )
+        responses = max(use.responses - sampled, 0)
     if to_come > free:
         raise UserError(
             f"{location}: a checkpoint takes {describe_bytes(use.checkpoint)}{and_model}, and "
@@ -219,7 +222,9 @@ def _device(path: Path) -> int:
 
 
 def _bytes_of_files(directory: Path) -> int:
-    return sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
+    """Return the bytes of all files below a directory, of those with several names once."""
+    stats = [file.stat() for file in directory.rglob("*") if file.is_file()]
+    return sum({(stat.st_dev, stat.st_ino): stat.st_size for stat in stats}.values())
 
 
 def describe_bytes(num_bytes: int) -> str:

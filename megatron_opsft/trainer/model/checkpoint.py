@@ -17,7 +17,7 @@ import torch.distributed as dist
 from megatron.core.models.gpt import GPTModel
 from megatron.core.optimizer import ChainedOptimizer
 
-from megatron_opsft.errors import UserError, log
+from megatron_opsft.errors import UserError, first_line, log
 from megatron_opsft.models.storage.carried import repeat_carried, write_carried
 from megatron_opsft.models.storage.dist_metadata import damage_named
 from megatron_opsft.models.storage.hf_writer import side_files
@@ -240,9 +240,12 @@ class Checkpointer:
         damage = damage_of(file, manifest[_CARRIED])
         if damage:
             log.warning("%s; it is written again, as no step changes it", damage)
-            # Under its other names, in other checkpoints, the file stays as it is.
-            file.unlink(missing_ok=True)
-            write_carried(file, self.carried)
+            try:
+                # Under its other names, in other checkpoints, the file stays as it is.
+                file.unlink(missing_ok=True)
+                write_carried(file, self.carried)
+            except (OSError, UserError) as error:
+                log.warning("%s cannot be written again: %s", file, first_line(error))
 
     def _replaced(self, path: Path) -> Path:
         """Return the temporary name of a checkpoint that is deleted; a resume deletes leftovers."""

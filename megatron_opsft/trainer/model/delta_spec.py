@@ -69,8 +69,10 @@ def delta_net_spec(
 
 
 def delta_layer_spec(attention_layer: ModuleSpec, delta_net: ModuleSpec) -> ModuleSpec:
-    """Return the modules of a layer with this gated delta net, given those of one with attention:
-    the same kind of layers, as `delta_net` has the norm in front of it exactly if attention has.
+    """Return the modules of a layer with this gated delta net in the place of attention.
+
+    Both have TransformerEngine's parts or neither has: the norm is fused into the first linear
+    layer of both or of none.
     """
     submodules = cast(TransformerLayerSubmodules, attention_layer.submodules)
     # In checkpoints a norm has the name that it has if it is fused into the layer behind it.
