@@ -56,7 +56,7 @@ def test_ranks_divide_a_shared_expert() -> None:
     odd = replace(shape, moe=replace(shape.moe, shared_ffn_size=57))
     tp2 = ParallelConfig(tp=2, sequence_parallel=True)
     check_layout(shape, tp2)
-    with pytest.raises(UserError, match=r"parallel\.tp=2 .* 57 feed-forward size"):
+    with pytest.raises(UserError, match=r"parallel\.tp=2 .* 57 feed-forward size of the shared"):
         check_layout(odd, tp2)
     message = r"rollout\.tp=2 does not divide shared_expert_intermediate_size=57"
     with pytest.raises(UserError, match=message):

@@ -24,7 +24,7 @@ def check_layout(shape: ModelShape, parallel: ParallelConfig) -> None:
             "tp",
             parallel.tp,
             shape.moe.shared_ffn_size,
-            "shared expert's feed-forward size",
+            "feed-forward size of the shared expert",
         )
         _check_divides("ep", parallel.ep, shape.moe.num_experts, "experts")
     if shape.moe is None and (parallel.ep > 1 or parallel.etp):
