@@ -91,6 +91,11 @@ class LoraConfig(Section):
             )
         return self
 
+    @property
+    def feed_forward_targets(self) -> set[str]:
+        """The targets in MLPs and experts."""
+        return {"gate_proj", "up_proj", "down_proj"} & set(self.targets)
+
 
 def describe_lora(lora: LoraConfig) -> str:
     """Return the adapters in words, such as "LoRA, rank 8"."""

@@ -134,7 +134,8 @@ def _by_last_character(endings: Iterable[str]) -> dict[str, tuple[str, ...]]:
 _HEDGES_BY_LAST = _by_last_character(_HEDGES)
 _INTRODUCTIONS_BY_LAST = _by_last_character(_INTRODUCTIONS)
 # The last characters of words behind which a number may be concluded.
-_MAY_CONCLUDE = frozenset(",:soeSOE")
+_LAST_LETTERS = "".join(word[-1] for word in _CONCLUDING_WORDS)
+_MAY_CONCLUDE = frozenset(",:" + _LAST_LETTERS + _LAST_LETTERS.upper())
 
 
 class Statement(NamedTuple):

@@ -11,6 +11,7 @@ import pytest
 import torch
 from forked_cli import ForkedCli
 from hf_configs import hf_config
+from model_tensors import all_tensors, assert_same
 from safetensors.torch import load_file, save_file
 from small_run import QUICKSTART, SMALL_RUN
 from tiny_models import SHAPES, weight
@@ -81,21 +82,6 @@ def save_model(directory: Path, shape: ModelShape = SHAPES["qwen3_5"]) -> dict[s
 def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     directory = tmp_path_factory.mktemp("vision")
     return directory, save_model(directory)
-
-
-def all_tensors(directory: Path) -> dict[str, Tensor]:
-    tensors: dict[str, Tensor] = {}
-    for file in directory.glob("*.safetensors"):
-        tensors |= load_file(file)
-    return tensors
-
-
-def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        assert found[name].dtype is value.dtype, name
-        bits, expected_bits = (x.reshape(-1).view(torch.uint8) for x in (found[name], value))
-        assert found[name].shape == value.shape and torch.equal(bits, expected_bits), name
 
 
 def test_there_and_back_is_bit_identical(model: Model, tmp_path: Path) -> None:

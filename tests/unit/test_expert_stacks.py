@@ -8,9 +8,9 @@ import pytest
 import torch
 from hf_configs import hf_config
 from hf_reference import hf_model
+from model_tensors import all_tensors, assert_same
 from safetensors.torch import load_file, save_file
 from tiny_models import SHAPES, weights
-from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen3_5MoeForConditionalGeneration
 
 from megatron_opsft.commands.convert.run import differing_tensors, open_source, write_source
@@ -29,18 +29,6 @@ MTP = {
     "mtp.layers.0.mlp.experts.gate_up_proj": torch.arange(2.0 * 4 * 3).view(2, 4, 3),
     "mtp.layers.0.mlp.experts.down_proj": torch.ones(2, 3, 2),
 }
-
-
-def all_tensors(directory: Path) -> dict[str, Tensor]:
-    tensors: dict[str, Tensor] = {}
-    for file in directory.glob("*.safetensors"):
-        tensors |= load_file(file)
-    return tensors
-
-
-def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], value) for name, value in expected.items())
 
 
 @pytest.fixture(scope="module")

@@ -268,9 +268,8 @@ def _adapter_bytes(run: PlannedRun) -> tuple[float, float]:
     if run.shape.moe is None:
         feed_forward = low_numbers(("gate_proj", "up_proj"), "down_proj")
     else:
-        experts = {"gate_proj", "up_proj", "down_proj"} & set(lora.targets)
         copies = run.shape.moe.top_k * parallel.expert_tp / parallel.tp
-        feed_forward = lora.rank * len(experts) * copies
+        feed_forward = lora.rank * len(lora.feed_forward_targets) * copies
         if run.shape.moe.shared_ffn_size:
             feed_forward += low_numbers(("gate_proj", "up_proj"), "down_proj")
     return attention * run.dtype_bytes, feed_forward * run.dtype_bytes

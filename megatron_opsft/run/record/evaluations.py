@@ -9,7 +9,7 @@ from functools import partial
 from megatron_opsft.callback import Callback
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.facts import describe_rollouts, describe_token_use
-from megatron_opsft.records import JsonObject, Response
+from megatron_opsft.records import JsonObject, Message, Response
 from megatron_opsft.rollout.sampling import EVAL_STEP
 from megatron_opsft.run.record.advice import advise_on_base, measure_correct
 from megatron_opsft.run.record.metrics import MetricsLog, describe_sample
@@ -124,9 +124,14 @@ class Evaluations:
         s = self.session
         if not s.layout.is_main:
             return ""
-        # Of the first step, as in the card of hf/.
-        example = s.example(s.problems_of_draw(0)[0])
-        return card_of_best(self.lines, s.config, *example)
+        return card_of_best(self.lines, s.config, *self.example())
+
+    def example(self) -> tuple[list[Message], str]:
+        """Return messages and prompt of a problem for a card: the first of the first step, as a run
+        may end before it draws the first one of its data.
+        """
+        s = self.session
+        return s.example(s.problems_of_draw(0)[0])
 
     def _best_step(self) -> int:
         """Return the step of the best evaluation; 0 if there is none."""

@@ -22,6 +22,28 @@ from megatron_opsft.runtime.formatting import percent
 _MAX_PROBLEM_CHARACTERS = 100
 _MAX_RESPONSE_CHARACTERS = 240
 _MAX_GOLD_CHARACTERS = 100
+# Metrics that TensorBoard shows in groups of these names.
+_OVERTHINKING = {
+    *sums_of_token_use([]),
+    "num_empty_think",
+    "num_malformed_think",
+    "num_unclosed_think",
+    "num_stating_right",
+}
+_TRAINING = {
+    "loss",
+    "grad_norm",
+    "lr",
+    "clip_share",
+    "kl_mean",
+    "trained_tokens",
+    "num_microbatches",
+    "packing_efficiency",
+    "rank_imbalance",
+    "weight_version",
+    "logprob_diff_mean",
+    "logprob_diff_max",
+}
 
 
 class MetricsLog:
@@ -145,29 +167,6 @@ def _on_a_line(text: str, max_characters: int) -> str:
         return line
     half = max_characters // 2
     return f"{line[:half]} [...] {line[-half:]}"
-
-
-_OVERTHINKING = {
-    *sums_of_token_use([]),
-    "num_empty_think",
-    "num_malformed_think",
-    "num_unclosed_think",
-    "num_stating_right",
-}
-_TRAINING = {
-    "loss",
-    "grad_norm",
-    "lr",
-    "clip_share",
-    "kl_mean",
-    "trained_tokens",
-    "num_microbatches",
-    "packing_efficiency",
-    "rank_imbalance",
-    "weight_version",
-    "logprob_diff_mean",
-    "logprob_diff_max",
-}
 
 
 def tag_of(key: str) -> str:

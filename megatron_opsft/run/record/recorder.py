@@ -258,9 +258,7 @@ class RunRecorder:
             if num_worse:
                 summary["worse_in_a_row"] = num_worse
             if step:
-                # Of the first step: a run may end before it draws the first one of its data.
-                problem = self._s.problems_of_draw(0)[0]
-                card = model_card(summary, config, *self._s.example(problem))
+                card = model_card(summary, config, *self.evaluations.example())
         if best_step:
             copy_best(self._s, best_step, card)
         elif step:  # without a step the model is the base model

@@ -91,7 +91,7 @@ def check_adapters(shape: ModelShape, config: Config) -> None:
     lora = config.lora
     if shape.moe is None or not lora.rank:
         return
-    on_attention = {"q_proj", "k_proj", "v_proj", "o_proj"} & set(lora.targets)
+    on_attention = set(lora.targets) - lora.feed_forward_targets
     on_others = on_attention or shape.moe.shared_ffn_size
     if config.parallel.ep > 1 and not on_others:
         raise UserError(

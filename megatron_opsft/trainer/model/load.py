@@ -81,9 +81,8 @@ def build_trainer(
         log.info(describe_parts(megatron, loss, device))
     models = build_model(shape, megatron, device)
     if config.lora.rank:
-        on_experts = {"gate_proj", "up_proj", "down_proj"} & set(config.lora.targets)
         is_stacked = table.num_experts > 0 and table.architecture.stacks_experts
-        if layout.is_main and on_experts and is_stacked:
+        if layout.is_main and config.lora.feed_forward_targets and is_stacked:
             log.warning(
                 "PEFT (0.21) ignores the adapters of this model's experts: use the merged hf/, or "
                 "`megatron-opsft convert merge`"
