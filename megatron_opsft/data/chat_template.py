@@ -36,14 +36,20 @@ def _frozen_clock() -> str:
     """Return Jinja source that defines `strftime_now`, a template's clock, by replacing each code.
 
     It is put in front of the template: transformers would write a Python function into the prompt
-    as text. Jinja removes the new line at its end.
+    as text. A loop, since Jinja compiles a chain of as many filters in 0.3 s.
     """
-    steps = ""
-    for code in _DATE_CODES:
-        value = _TODAY.strftime(code)
-        if value != code:  # else the C library has no such code
-            steps += f" | replace({code!r}, {value!r})"
-    return "{% macro strftime_now(format) %}{{ format" + steps + " }}{% endmacro %}\n"
+    values = {code: _TODAY.strftime(code) for code in _DATE_CODES}
+    # A code that the C library does not have stays as it is.
+    codes = [(code, value) for code, value in values.items() if value != code]
+    return (
+        "{%- macro strftime_now(format) -%}"
+        "{%- set date = namespace(text=format) -%}"
+        f"{{%- for code, value in {codes!r} -%}}"
+        "{%- set date.text = date.text | replace(code, value) -%}"
+        "{%- endfor -%}"
+        "{{ date.text }}"
+        "{%- endmacro %}\n"  # Jinja removes this new line
+    )
 
 
 _FROZEN_CLOCK = _frozen_clock()

@@ -11,6 +11,7 @@ with loading_libraries():
     import pandas  # noqa: F401
     import transformers.models.qwen2.modeling_qwen2  # noqa: F401
 
+    import megatron_opsft.commands.cli  # noqa: F401
     import megatron_opsft.run.train  # noqa: F401
     from megatron_opsft.config.load import load_config, to_yaml
 
