@@ -133,7 +133,9 @@ class SampleFiles:
         return texts
 
     def complete(self) -> list[str]:
-        """Return the names of the benchmarks whose samples are complete."""
+        """Return the names of the benchmarks whose samples are complete: their file is compressed
+        when the last one is there.
+        """
         return sorted(
             path.name.removesuffix(".jsonl.gz")
             for path in self._directory.glob("*.jsonl.gz")

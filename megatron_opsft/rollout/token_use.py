@@ -41,7 +41,11 @@ class TokenMeter:
         self._prompts_open_think = prompts_open_think
 
     def measure(self, rollout: Rollout, verdict: Verdict) -> TokenUse:
-        """Return where the tokens of a response went. A response that was cut off has no marks."""
+        """Count a response's tokens of thinking, those up to its first right answer and those of
+        thinking that leaked behind `</think>`; add the repeated share, and the verifier's counts of
+        restatements and doubts. A response that was cut off was not searched, so of it only the
+        thinking is counted.
+        """
         thinking, think_end = classify_thinking(
             rollout.text, prompts_open_think=self._prompts_open_think
         )

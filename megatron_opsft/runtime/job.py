@@ -68,6 +68,10 @@ class Job:
         """Add to the shared counter `name`, which starts at 0, and return its new value."""
         return self.store.add(name, amount)
 
+    def count(self, name: str) -> int:
+        """Return the value of the shared counter `name`."""
+        return self.store.add(name, 0)
+
     def put(self, name: str, value: str) -> None:
         """Make the value available to `get` on all ranks."""
         self.store.set(name, value)
@@ -83,7 +87,7 @@ class Job:
         waiting: called repeatedly during the wait.
         """
         self.add(name, 1)
-        while self.add(name, 0) < self.world_size:
+        while self.count(name) < self.world_size:
             waiting()
             time.sleep(_POLL_SECONDS)
 

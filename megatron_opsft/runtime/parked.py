@@ -108,9 +108,8 @@ class ParkedMemory:
             torch.cuda.synchronize()
 
     def stored(self, tensor: Tensor) -> Tensor | None:
-        """Return a tensor that is parked as a view of its copy, to be read and written there.
-
-        None if it is not parked here.
+        """Return a view, in its parked copy, of a tensor that is parked: to be read and written
+        there. None if it is not parked here.
         """
         copy = self._copies.get(tensor.untyped_storage()._cdata)
         if copy is None or not self._is_parked:

@@ -32,7 +32,7 @@ def same_number(left: Number, right: Number) -> bool:
     digits = max(_num_digits(left), _num_digits(right))
     if digits > _NOISE_DIGITS and difference <= FLOAT_NOISE * larger:
         return True
-    if _is_short(left) or _is_short(right):
+    if _is_surely_exact(left) or _is_surely_exact(right):
         return False
     last_place = max(_last_place(left), _last_place(right))
     return difference < last_place and difference <= RELATIVE_TOLERANCE * larger
@@ -80,15 +80,17 @@ def _last_place(number: Number) -> Fraction:
     return Fraction(10) ** int(number.as_tuple().exponent)
 
 
-def _is_short(number: Number) -> bool:
-    """True for a number that is not rounded: a whole one, or a decimal, perhaps written as a
-    fraction, of fewer than six digits.
+def _is_surely_exact(number: Number) -> bool:
+    """True for a whole number, and for one of fewer than six decimal digits, written as a decimal
+    or as a fraction: 0.375, 3/8. False for 1/3, and for 0.333333, which may be rounded.
     """
-    if isinstance(number, Decimal):
+    if isinstance(
+        number, Decimal
+    ):  # a number that is written without a point is a Fraction
         return _num_digits(number) < ROUNDED_DIGITS
     if number.denominator == 1:
         return True
-    # 3/8 is 0.375: so many places make every such decimal a whole number. 1/3 never becomes one.
+    # 3/8 = 0.375 is whole once its point is moved far to the right; 1/3 never is.
     shifted = number * 10**100
     digits = str(abs(shifted.numerator)).rstrip("0")
     return shifted.denominator == 1 and len(digits) < ROUNDED_DIGITS

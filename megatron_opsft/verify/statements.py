@@ -148,7 +148,9 @@ class Statement(NamedTuple):
 
 
 class NumberFront(NamedTuple):
-    """What stands in front of a number."""
+    """The text in front of a number, in two parts that `is_number_stated` judges: `so x = -` is
+    `so x =` and ` -`.
+    """
 
     words: str
     """The text up to the signs."""

@@ -61,7 +61,7 @@ def exact(value: Any) -> Any:
 
 def cleaned(value: Any) -> Any:
     """Return the value with i as the imaginary unit, all other letters real, and per cent as a
-    factor. The parser takes each letter of a complex number for one that is not real.
+    factor. Beside an i the parser declares all letters to be non-real.
     """
     if not isinstance(value, Basic | MatrixBase):
         return value

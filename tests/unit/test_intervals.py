@@ -7,7 +7,7 @@ import pytest
 from made_runs import make_run
 from rows import write_rows
 
-from megatron_opsft.commands.report.page import figures_of_rows, write_page
+from megatron_opsft.commands.report.page import changes_between_rows, write_page
 from megatron_opsft.commands.report.runs import (
     change_of,
     changes_of,
@@ -110,19 +110,19 @@ def test_rows_have_the_paired_interval_or_that_of_independent_ones() -> None:
     )
     accuracy = Estimate(value=0.6, low=0.2, high=1.0)
     tokens = Estimate(value=100.0, low=100.0, high=100.0)
-    lengths, shares = figures_of_rows(base, row_of("new", accuracy, tokens), "overall")
+    lengths, shares = changes_between_rows(base, row_of("new", accuracy, tokens), "overall")
     assert lengths.interval == "-55.0 to -45.0 %" and lengths.judgement == "better"
     assert shares.interval == "-40.0 to +60.0 points"  # 0.3 and 0.4 make 0.5
     assert shares.n == "10 problems × 2 responses" and shares.judgement == "unclear"
     paired = {"overall": {"accuracy": Estimate(value=0.1, low=0.05, high=0.15)}}
-    _, shares = figures_of_rows(
+    _, shares = changes_between_rows(
         base, row_of("new", accuracy, tokens, differences=paired), "overall"
     )
     assert shares.interval == "+5.0 to +15.0 points" and shares.judgement == "better"
     seeds = row_of("new", MeanOverSeeds(value=0.6, deviation=0.1), tokens, seeds=3)
-    _, shares = figures_of_rows(base, seeds, "overall")
+    _, shares = changes_between_rows(base, seeds, "overall")
     half = 100 * (0.3**2 + (1.96 * 0.1) ** 2) ** 0.5
     assert shares.interval == f"{10 - half:+.1f} to {10 + half:+.1f} points"
     assert shares.n == "10 problems × 2 responses / 10 problems × 2 responses × 3 seeds"
     bare = row_of("new", Estimate(value=0.6), Estimate(value=100.0))
-    assert [change.interval for change in figures_of_rows(base, bare, "overall")] == ["", ""]
+    assert [change.interval for change in changes_between_rows(base, bare, "overall")] == ["", ""]

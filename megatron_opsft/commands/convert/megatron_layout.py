@@ -62,14 +62,15 @@ def megatron_layout(
     """Lay out a Megatron checkpoint of format torch_dist.
 
     table: with TransformerEngine's names. dtypes: of each HF tensor. carried: tensors of other
-    parts of the model. Errors: `UserError` for a Megatron tensor of HF tensors whose dtypes differ.
-    stack_experts: what the checkpoint says of the files that it was made of.
+    parts of the model. max_file_bytes: the most that a file may have. stack_experts: whether the
+    model's HF files stack the experts, which the checkpoint records for the way back. Errors:
+    `UserError` if HF tensors that go into one Megatron tensor differ in dtype.
     """
     layout = _DistLayout(max_file_bytes)
     sizes = lead_sizes(table)
     for rule in table.exported:
         for part in parts_in(entry_of(rule), rule):
-            layout.add_tensor(rule, part, sizes[entry_of(rule).key], dtypes)
+            layout.add_chunk(rule, part, sizes[entry_of(rule).key], dtypes)
     empty = _saved([None])
     for key in extra_state_keys(table):
         layout.described[key] = BytesStorageMetadata()
@@ -147,17 +148,18 @@ class _DistLayout:
         self.storage[index] = _StorageInfo(name, start, num_bytes)
         return Path(name), data_start
 
-    def add_tensor(
+    def add_chunk(
         self,
         rule: WeightRule,
         part: StoredPart,
         lead_sizes: TensorShape,
         dtypes: Mapping[str, torch.dtype],
     ) -> None:
-        """Add one layer (or expert) of a tensor: a chunk of size 1 on each prepended axis.
+        """Add the part of one layer (or expert) to a Megatron tensor that holds all layers: a chunk
+        of size 1 on each of its leading axes.
 
-        lead_sizes: sizes of the tensor's prepended axes. dtypes: of each HF tensor. Errors:
-        `UserError` if those of the tensor differ.
+        lead_sizes: numbers of layers (and experts). dtypes: of each HF tensor. Errors: `UserError`
+        if the HF tensors that go into this Megatron tensor differ in dtype.
         """
         copies = _copies_to(rule, part)
         dtype = _only_dtype(copies, part, dtypes)

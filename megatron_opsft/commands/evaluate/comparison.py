@@ -14,12 +14,13 @@ from megatron_opsft.commands.evaluate.metrics import FEW_PROBLEMS
 from megatron_opsft.commands.evaluate.results import Results, read_results
 from megatron_opsft.commands.evaluate.settings import EvaluationDirectory
 from megatron_opsft.commands.report.html import MAX_MB
-from megatron_opsft.commands.report.page import figures_of_rows, write_page
+from megatron_opsft.commands.report.page import changes_between_rows, write_page
 from megatron_opsft.commands.report.page_sections import (
     OVER_PROBLEMS,
     PageSection,
     page_section_of,
 )
+from megatron_opsft.commands.report.runs import Change
 from megatron_opsft.commands.report.table import (
     OVERALL,
     Estimate,
@@ -82,14 +83,17 @@ class Comparison:
         *,
         max_mb: float = MAX_MB,
     ) -> None:
-        """Write the page of the compared evaluations and of runs.
+        """Write the page of the compared evaluations and, if there are any, of training runs.
 
-        evaluations: directories, in the order of the rows. Errors: as of `report.page.write_page`.
+        evaluations: directories, in the order of the rows. runs: directories. Errors: as of
+        `report.page.write_page`.
         """
-        figures = []
+        changes: list[Change] = []
         first, last = self.rows[0], self.rows[-1]
-        if last is not first and OVERALL in first.blocks and not runs:
-            figures = figures_of_rows(first, last, OVERALL)
+        # At the top of the page: from the first model to the last one. If there are runs,
+        # `write_page` shows what a single run changed.
+        if not runs and last is not first and OVERALL in first.blocks:
+            changes = changes_between_rows(first, last, OVERALL)
         labels = [row.label for row in self.rows]
         write_page(
             page,
@@ -97,7 +101,7 @@ class Comparison:
             dict(zip(labels, evaluations, strict=True)),
             warning=self.warning,
             legend=self._text(),
-            figures=figures,
+            figures=changes,
             sections=self.sections(),
             max_mb=max_mb,
         )

@@ -195,7 +195,7 @@ def _sample(
 
     def read_progress() -> tuple[int, str]:
         """Return how many samples are stored, and a few words about them."""
-        new, correct, tokens = (job.add(f"{name}/{what}", 0) for what in COUNTERS)
+        new, correct, tokens = (job.count(f"{name}/{what}") for what in COUNTERS)
         share = (num_correct + correct) / max(num_done + new, 1)
         rate = tokens / (time.monotonic() - start)
         return num_done + new, f"accuracy {100 * share:.1f} %, {rate:,.0f} tokens/s"

@@ -187,7 +187,7 @@ def bars_of_tokens(
     )
 
 
-def figures_of_rows(before: TableRow, after: TableRow, block: str) -> list[Change]:
+def changes_between_rows(before: TableRow, after: TableRow, block: str) -> list[Change]:
     """Compare length and accuracy of two rows: a model, and the model that was made from it."""
     names = f"{before.label} to {after.label}"
     sizes = dict.fromkeys(filter(None, [before.size(block), after.size(block)]))

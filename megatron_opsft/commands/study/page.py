@@ -9,7 +9,7 @@ from statistics import fmean, stdev
 from megatron_opsft.commands.report.chart import describe
 from megatron_opsft.commands.report.contents import Contents
 from megatron_opsft.commands.report.html import MAX_MB
-from megatron_opsft.commands.report.page import figures_of_rows, write_page
+from megatron_opsft.commands.report.page import changes_between_rows, write_page
 from megatron_opsft.commands.report.page_sections import (
     OVER_PROBLEMS,
     PageSection,
@@ -84,7 +84,9 @@ def describe_study(
             title=study.title,
             text=study.text.strip(),
             legend=legend,
-            figures=figures_of_rows(base, shown, OVERALL) if base and shown else [],
+            figures=changes_between_rows(base, shown, OVERALL)
+            if base and shown
+            else [],
             sections=sections,
             max_mb=max_mb,
         ),

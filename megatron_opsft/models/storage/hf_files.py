@@ -128,6 +128,7 @@ class HfTensors:
         rows = slice(rect.row0, rect.row1)
         if len(stored.get_shape()) == 2:
             return stored[rows, rect.col0 : rect.col1]
+        # A vector has no columns, and of a tensor with more axes a rectangle has them all.
         return stored[rows] if len(stored.get_shape()) == 1 else stored[rows].flatten(1)
 
     def _read_from_stack(self, rect: Rect) -> Tensor:

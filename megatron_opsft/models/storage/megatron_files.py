@@ -204,21 +204,27 @@ class MegatronTensors:
         out: Tensor,
         window: Rect,
     ) -> None:
-        """Read what one chunk of a part of the parameter has of the source of `copy`."""
+        """Read the values that one chunk of the file holds into `out`.
+
+        copy: from a rectangle of an HF tensor to the parameter. It is followed backwards: its
+        target says where in the parameter, and so in which chunk, the values are stored; its
+        source, where in the HF tensor they belong. window: the rectangle that `out` holds.
+        """
         num_lead_axes = len(part.entry.lead)
-        in_chunk = whole("", chunk.sizes[num_lead_axes:])
+        chunk_rect = whole("", chunk.sizes[num_lead_axes:])
         # Where the chunk begins in the parameter; a vector has no columns.
         row, *columns = chunk.offsets[num_lead_axes:]
-        shifted = in_chunk.shift(part.first_row + row, columns[-1] if columns else 0)
-        in_parameter = shifted._replace(tensor=rule.mcore_name)
-        # A piece spans the columns of its chunk: parameters are cut between rows only.
-        piece = copy.then(Copy(in_parameter, in_chunk))
-        if piece is not None:
-            self._slice(chunk, part.entry).copy_rows(
-                piece.target.row0,
-                piece.source.relative_to(window).view(out),
-                piece.source.tensor,
-            )
+        chunk_in_parameter = chunk_rect.shift(
+            part.first_row + row, columns[-1] if columns else 0
+        )._replace(tensor=rule.mcore_name)
+        piece = copy.then(Copy(chunk_in_parameter, chunk_rect))
+        if piece is None:
+            return
+        wanted, stored = piece.source, piece.target
+        # `stored` spans the columns of its chunk: parameters are cut between rows only.
+        self._slice(chunk, part.entry).copy_rows(
+            stored.row0, wanted.relative_to(window).view(out), wanted.tensor
+        )
 
     def _slice(self, chunk: Chunk, entry: Entry) -> Region:
         """Return the region of the entry's layer (and expert) in a chunk of several."""

@@ -66,7 +66,8 @@ def make_schedule(
     itemsize: int,
     bucket_bytes: int,
 ) -> RankSchedule:
-    """Schedule how the target parameters in the block of `rank` are filled from the sources.
+    """Schedule how the target parameters in the block of `rank` are filled from the sources. A
+    block is a group of ranks that needs nothing from the others, see `split_into_blocks`.
 
     A rank that holds what it wants copies it. Everything else travels once, straight from the
     holder that has sent least so far.

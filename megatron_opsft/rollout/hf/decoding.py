@@ -4,8 +4,9 @@
 neighbours. This loop draws every token from the response's own seed, prefills the prompt of a group
 once, and drops finished responses from the batch.
 
-Shapes: P prompts of a batch, N responses in it, S prompt length with padding, L longest response,
-T prompt and response together, V vocabulary, W noted experts of a token in all layers.
+Shapes: P prompts of a batch, R responses to them, N of these still in the batch, S prompt length
+with padding, L longest response, T prompt and response together, V vocabulary, W noted experts of a
+token in all layers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -159,7 +160,7 @@ class DecodingBatch:
         routing_NSW: Tensor,
     ) -> None:
         """mask_NS: True on tokens of the prompts, which are in the cache. routing_NSW: the experts
-        of the prompts and their padding.
+        of the prompts and their padding; W, the noted experts of a token in all layers, may be 0.
         """
         self.passes = passes
         self.cache = cache
@@ -174,17 +175,20 @@ class DecodingBatch:
         """For each row, True if its response has ended."""
         seeds = [request.seed for request in requests]
         seeds_N = torch.tensor(seeds, device=self.device)
-        # These three keep a row for every response of the batch.
-        self.uniforms_NL = uniforms(seeds_N, self.limit)
-        self.tokens_NL = torch.full((num_rows, self.limit), -1, device=self.device)
-        self._routing_NTW = pad(routing_NSW, (0, 0, 0, self.limit))
-        self.mask_NT = pad(mask_NS, (0, self.limit), value=True)
         self._end_ids = torch.tensor(
             sampling.end_token_ids, dtype=torch.int64, device=self.device
         )
-        self._prompt_lengths_N = mask_NS.sum(dim=-1)
+
+        # A row for each request (R), to the end.
+        self.uniforms_RL = uniforms(seeds_N, self.limit)
+        self.tokens_RL = torch.full((num_rows, self.limit), -1, device=self.device)
+        self._routing_RTW = pad(routing_NSW, (0, 0, 0, self.limit))
+
+        # A row for each response of the batch (N): `drop_ended` removes rows here and in the cache.
         self.rows_N = torch.arange(num_rows, device=self.device)
         """For each row of the batch, the index of its request."""
+        self.mask_NT = pad(mask_NS, (0, self.limit), value=True)
+        self._prompt_lengths_N = mask_NS.sum(dim=-1)
 
     def draw(
         self, num_tokens: int, logits_NV: Tensor | None = None
@@ -206,11 +210,11 @@ class DecodingBatch:
             finite_N &= logits_NV.amax(dim=-1).isfinite()
             token_N = sample_tokens(
                 logits_NV,
-                self.uniforms_NL[rows_N, drawn],
+                self.uniforms_RL[rows_N, drawn],
                 self.sampling.temperature,
                 self.sampling.top_p,
             )
-            self.tokens_NL[rows_N, drawn] = token_N
+            self.tokens_RL[rows_N, drawn] = token_N
             ended_N = torch.isin(token_N, self._end_ids) | (drawn + 1 == self.limit)
             length_N = torch.where((length_N == 0) & ended_N, drawn + 1, length_N)
             logits_NV = None
@@ -222,7 +226,7 @@ class DecodingBatch:
         for n, (request_index, length) in enumerate(lengths):
             if length and not self.ended[n]:
                 self.ended[n] = True
-                ids = self.tokens_NL[request_index, :length].tolist()
+                ids = self.tokens_RL[request_index, :length].tolist()
                 finished[request_index] = Ended(ids, self._routing(n, length))
         return finished
 
@@ -244,17 +248,17 @@ class DecodingBatch:
         """
         start = self.width_S - int(self._prompt_lengths_N[n])
         stop = self.width_S + length - 1
-        return as_bytes(self._routing_NTW[self.rows_N[n], start:stop])
+        return as_bytes(self._routing_RTW[self.rows_N[n], start:stop])
 
     def _forward(self, drawn: int) -> Tensor:
         """Return the logits [N, V] after the first `drawn` tokens of every row."""
-        ids_N1 = self.tokens_NL[self.rows_N, drawn - 1][:, None]
+        ids_N1 = self.tokens_RL[self.rows_N, drawn - 1][:, None]
         positions_N1 = (self._prompt_lengths_N + drawn - 1)[:, None]
         mask = self.mask_NT[:, : self.width_S + drawn]
         logits_NV = self.passes.forward(ids_N1, mask, positions_N1, self.cache)
         position = self.width_S + drawn - 1
         routing_N1W = self.passes.routing(len(mask), 1)
-        self._routing_NTW[self.rows_N, position] = routing_N1W[:, 0]
+        self._routing_RTW[self.rows_N, position] = routing_N1W[:, 0]
         return logits_NV
 
     def drop_ended(self) -> None:

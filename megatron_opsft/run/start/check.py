@@ -60,7 +60,9 @@ def opened_run(
 
 
 def check_on_job(config: Config) -> CheckedRun:
-    """Check a configuration against its model and the ranks of this job. Errors: `UserError`."""
+    """Check that a run of this configuration can start on the ranks of this job, and return it with
+    the shape of its model. Errors: `UserError`.
+    """
     _find_judge(config)
     return make_checked_run(config, read_shape(config), launched_ranks())
 

@@ -29,7 +29,11 @@ ADAPTER = "adapter"
 
 
 class RunDir(OwnedDirectory):
-    """The files of one run. Only rank 0 uses it."""
+    """The directory run.dir, which one `train` at a time owns. Only rank 0 uses it.
+
+    `check_start` tells whether a run may start here, continue (resume) or replace another
+    (overwrite).
+    """
 
     kind = "run"
     option = "run.dir="

@@ -110,7 +110,7 @@ def own_share(
     unless the weight is float32 itself, and `optimizer.state.exp_avg.K` for a moment.
 
     model_state: from `describe_models`. is_loading: leave out the weights that follow from main
-    weights. stored: of the trainer's tensors while it sleeps, `Offload.stored`.
+    weights. stored: finds the values of a tensor; `Offload.stored` while the trainer sleeps.
     """
     described = {
         value.data: value for value in nested_values(model_state) if is_tensor(value)

@@ -327,7 +327,7 @@ class PolicyWeights(Mapping[str, Tensor]):
         return self._last[1]
 
     def is_adapted(self, name: str) -> bool:
-        """True for a weight with an adapter."""
+        """True if the weight of this Megatron name has an adapter."""
         return name in self._adapters
 
     def __contains__(self, name: object) -> bool:
