@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Usage: run.sh [--quick | --python PYTHON] [PYTEST ARGUMENTS]
+# Usage: run.sh [--quick | --release | --python PYTHON] [PYTEST ARGUMENTS]
 # Installs into .venv, vLLM for CPUs included, and runs lint, types and every test that needs no GPU. The tests on a
 # SLURM cluster of this machine, and those in a browser, need two Debian packages each, which root alone can install.
 # --quick, for daily work: installs only what is missing; lint, types, unit tests that are not slow, gradients on a few layouts.
+# --release, before a release: also the combinations of models and layouts whose parts other cases have one by one.
 # --python python3.12: tests/gloo (layouts, methods, checkpoints, failures) with the newest Megatron-Core, which Python
 # 3.11 cannot have, in .venv-py312; `--python python3.12 tests/gloo/test_steps.py` one file of it, and `--python
 # python3.12 --quick` the unit tests that are not slow.
@@ -13,6 +14,7 @@ quick=false
 export OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 unset PYTHONDONTWRITEBYTECODE # over a hundred processes start
 plain="not gpu and not gpu_contract and not slurm and not vllm and not browser"
+if [[ ${1:-} == --release ]]; then shift; else plain+=" and not release"; fi
 if [[ ${1:-} == --python ]]; then
   source tools/find_python.sh
   python=$(find_python "$2")

@@ -10,6 +10,7 @@ from distillation_jobs import PLAIN, TAUGHT, distilled_gradient, is_correct, pro
 from hf_objective import check_gradient, log_probs, model_with, of_labels
 from hf_reference import hf_model
 from jobs import Case
+from tiers import for_release
 from tiny_models import rounding, samples
 from world import World
 
@@ -18,18 +19,21 @@ from megatron_opsft.methods.catalog.self_distillation import SelfDistillation
 ALL: dict[str, Any] = {"responses": "all", "aggregation": "sequence"}
 LAYOUTS = [
     Case(),
-    Case(pp=2),
-    Case(dp=2),
-    Case(tp=2, sequence_parallel=True, model="qwen2_tied"),
     Case(tp=2, pp=2, sequence_parallel=True),
     Case(pp=2, vpp=2, model="qwen3"),
     Case(pp=2, model="qwen2_tied"),
     Case(dp=2, ep=2, model="qwen3_moe"),
     Case(tp=2, pp=2, sequence_parallel=True, model="qwen3_5"),
     Case(dp=2, ep=2, model="qwen3_5_moe"),
-    Case(cp=2),
     Case(cp=2, tp=2, sequence_parallel=True),
-    *(Case(dp=2, budget=budget) for budget in (70, 10_000)),
+    Case(dp=2, budget=70),
+]
+COMBINED = [
+    Case(pp=2),
+    Case(dp=2),
+    Case(tp=2, sequence_parallel=True, model="qwen2_tied"),
+    Case(cp=2),
+    Case(dp=2, budget=10_000),
 ]
 SETTINGS: list[tuple[dict[str, Any], int]] = [
     *((keys, chunk_tokens) for keys in ({}, ALL) for chunk_tokens in (500, 16)),
@@ -40,7 +44,11 @@ SETTINGS: list[tuple[dict[str, Any], int]] = [
 
 @pytest.mark.parametrize(
     ("case", "keys", "chunk_tokens"),
-    [*((case, {}, 500) for case in LAYOUTS), *((Case(tp=2), *given) for given in SETTINGS)],
+    [
+        *((case, {}, 500) for case in LAYOUTS),
+        *((Case(tp=2), *given) for given in SETTINGS),
+        *for_release((case, {}, 500) for case in COMBINED),
+    ],
     ids=str,
 )
 def test_gradient_matches_hf(

@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 from hf_reference import hf_gradient
 from jobs import NUM_ROLLOUTS, Case, gradient
+from tiers import for_release
 from tiny_models import rounding
 from world import World
 
 LAYOUTS = [
     Case(),
     Case(tp=2),
-    Case(pp=2),
-    Case(pp=4),
     Case(dp=4),
     Case(pp=2, dp=2, vpp=2),
     Case(tp=2, sequence_parallel=True),
@@ -26,28 +25,22 @@ LAYOUTS = [
 ]
 CONTEXT = [
     Case(cp=4),
-    Case(cp=2, tp=2),
     Case(cp=2, tp=2, sequence_parallel=True),
     Case(cp=2, pp=2, vpp=2),
     Case(cp=2, dp=2, all_on_rank=3),
     Case(cp=2, cross_entropy="te"),
     Case(cp=2, model="qwen2_tied", recompute="full"),
-    Case(cp=2, model="llama3"),
     Case(cp=2, model="qwen3_yarn"),
     Case(cp=4, model="qwen3_moe"),
-    Case(cp=2, pp=2, model="qwen3_moe"),
     Case(cp=2, tp=2, model="qwen3_moe", sequence_parallel=True),
 ]
 EXPERTS = [
     replace(case, model="qwen3_moe")
     for case in (
         Case(),
-        Case(tp=2, pp=2, sequence_parallel=True),
         Case(dp=4, ep=4),
         Case(dp=4, ep=2, all_on_rank=3),
-        Case(tp=2, dp=2, ep=2, sequence_parallel=True),
         Case(tp=2, dp=2, ep=4, etp=1, sequence_parallel=True),
-        Case(tp=2, dp=4, ep=8, etp=1, sequence_parallel=True),  # eight ranks: one expert each
         Case(pp=2, vpp=2, dp=2, ep=2),
         Case(cp=2, dp=2, ep=2, overlap=False),
     )
@@ -55,12 +48,9 @@ EXPERTS = [
 MODELS = [
     Case(model="qwen2_tied", pp=2, vpp=2),
     Case(model="qwen2_tied", tp=2, dp=2, sequence_parallel=True),
-    Case(model="qwen2_tied", pp=2, dp=2),
-    Case(model="qwen3"),
     Case(model="qwen3", tp=2, pp=2),
     Case(model="qwen3_yarn", tp=2, pp=2),
     Case(model="llama3", tp=2, dp=2, sequence_parallel=True),
-    Case(model="llama3", pp=2, dp=2),
     Case(model="llama_mha", tp=4),
     Case(model="mistral", tp=2, pp=2),
 ]
@@ -68,35 +58,50 @@ DELTA_NETS = [
     replace(case, model="qwen3_5")
     for case in (
         Case(),
-        Case(tp=2),
         Case(tp=2, sequence_parallel=True),
-        Case(pp=4),
         Case(dp=4, all_on_rank=3),
         Case(pp=2, dp=2, vpp=2),
         Case(tp=2, pp=2, vpp=2, sequence_parallel=True),
-        Case(tp=2, pp=2, recompute="selective"),
         Case(tp=2, sequence_parallel=True, recompute="full"),
-        Case(cross_entropy="te", tp=2),
         Case(budget=1),
-        Case(budget=10_000),
     )
 ] + [Case(model="qwen3_5_tied", tp=2, pp=2)]
 DELTA_NETS += [
     replace(case, model="qwen3_5_moe")
     for case in (
-        Case(),
         Case(tp=2, sequence_parallel=True),
-        Case(pp=2),
         Case(dp=2, all_on_rank=1),
         Case(dp=2, ep=2),
-        Case(dp=4, ep=4),
         Case(pp=2, vpp=2, dp=2, ep=2),
-        Case(tp=2, dp=2, ep=2, sequence_parallel=True),
         Case(tp=2, dp=2, ep=4, etp=1, sequence_parallel=True),
-        Case(tp=2, sequence_parallel=True, recompute="selective"),
         Case(pp=2, dp=2, ep=2, recompute="full"),
         Case(cross_entropy="te", dp=2, ep=2),
     )
+]
+COMBINED = [
+    Case(pp=2),
+    Case(pp=4),
+    Case(cp=2, tp=2),
+    Case(cp=2, model="llama3"),
+    Case(cp=2, pp=2, model="qwen3_moe"),
+    Case(model="qwen2_tied", pp=2, dp=2),
+    Case(model="qwen3"),
+    Case(model="llama3", pp=2, dp=2),
+    Case(model="qwen3_moe", tp=2, pp=2, sequence_parallel=True),
+    Case(model="qwen3_moe", tp=2, dp=2, ep=2, sequence_parallel=True),
+    Case(
+        model="qwen3_moe", tp=2, dp=4, ep=8, etp=1, sequence_parallel=True
+    ),  # eight ranks: one expert each
+    Case(model="qwen3_5", tp=2),
+    Case(model="qwen3_5", pp=4),
+    Case(model="qwen3_5", tp=2, pp=2, recompute="selective"),
+    Case(model="qwen3_5", cross_entropy="te", tp=2),
+    Case(model="qwen3_5", budget=10_000),
+    Case(model="qwen3_5_moe"),
+    Case(model="qwen3_5_moe", pp=2),
+    Case(model="qwen3_5_moe", dp=4, ep=4),
+    Case(model="qwen3_5_moe", tp=2, dp=2, ep=2, sequence_parallel=True),
+    Case(model="qwen3_5_moe", tp=2, sequence_parallel=True, recompute="selective"),
 ]
 SINGLE_SAMPLE = [
     replace(case, num_samples=1)
@@ -128,7 +133,9 @@ def check(world: World, case: Case) -> int:
 
 
 @pytest.mark.parametrize(
-    "case", LAYOUTS + CONTEXT + EXPERTS + DELTA_NETS + MODELS + OTHERS, ids=str
+    "case",
+    [*LAYOUTS, *CONTEXT, *EXPERTS, *DELTA_NETS, *MODELS, *OTHERS, *for_release(COMBINED)],
+    ids=str,
 )
 def test_gradient_matches_hf(world: World, case: Case) -> None:
     check(world, case)

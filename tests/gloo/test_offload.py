@@ -15,6 +15,7 @@ from megatron.core import parallel_state
 from plan_jobs import planned_run
 from run_differences import compare_runs
 from small_run import QUICKSTART, SMALL_RUN
+from tiers import for_release
 from world import World
 
 from megatron_opsft.commands.plan.assumptions import load_hardware
@@ -49,9 +50,11 @@ RUN = [
 ]
 LAYOUTS: dict[str, tuple[int, list[str]]] = {
     "one": (1, []),
-    "tp2": (2, ["parallel.tp=2", "parallel.sequence_parallel=true"]),
     "vpp2": (2, ["parallel.pp=2", "parallel.vpp=2"]),
     "dp2 float32": (2, ["model.dtype=float32"]),
+}
+COMBINED: dict[str, tuple[int, list[str]]] = {
+    "tp2": (2, ["parallel.tp=2", "parallel.sequence_parallel=true"]),
     "cp2": (2, ["parallel.cp=2"]),
 }
 Away = list[dict[str, int]]
@@ -123,16 +126,16 @@ def check_same(one: Path, other: Path) -> None:
     assert best[0] == best[1] != {}
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", [*LAYOUTS, *for_release(COMBINED)])
 def test_a_run_whose_trainer_sleeps_is_the_same_run(
     world: World, tmp_path: Path, layout: str
 ) -> None:
     """With a reference, evaluations, checkpoints in the background, a resume, best/ and hf/."""
-    ranks, keys = LAYOUTS[layout]
+    ranks, keys = (LAYOUTS | COMBINED)[layout]
     away = run(world, tmp_path / "none", ranks, *keys)
     check_sleep(tmp_path / "none", away, "none")
     levels = ["all"]
-    if layout in ("one", "dp2 float32"):
+    if layout == "one":
         levels += ["gradients", "optimizer"]
     for level in levels:
         words = [*keys, f"train.offload={level}"]

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from jobs import Case
 from plan_jobs import Measured, count_operations, measure_rank, planned_run
+from tiers import for_release
 from tiny_models import SHAPES
 from world import World
 
@@ -22,38 +23,42 @@ CASES = [
     Case(model="qwen3_moe", recompute="selective"),
     Case(model="qwen3", tp=2, sequence_parallel=True),
     Case(model="qwen2_tied", pp=2),
-    Case(dp=2, dtype="bfloat16"),
-    Case(pp=4),
     Case(tp=2, pp=2, sequence_parallel=True, recompute="selective"),
     Case(pp=2, vpp=2, dp=2),
     Case(cp=2, dtype="bfloat16", recompute="full"),
-    Case(cp=2, tp=2, sequence_parallel=True),
-    Case(model="qwen3_moe", dp=4, ep=2, recompute="selective"),
     Case(model="qwen3_moe", tp=2, dp=2, ep=2, sequence_parallel=True),
     Case(model="qwen3_moe", tp=2, ep=2, etp=1, sequence_parallel=True),
-    Case(lora=LORA),
     Case(lora=LORA, dtype="bfloat16", tp=2, sequence_parallel=True),
     Case(lora=LORA, pp=2, dp=2, recompute="full"),
-    Case(lora=LORA, model="qwen3_moe"),
     Case(model="qwen3_5"),
-    Case(model="qwen3_5", dtype="bfloat16"),
     Case(model="qwen3_5", recompute="selective", tp=2, sequence_parallel=True),
-    Case(model="qwen3_5", recompute="full", dtype="bfloat16"),
-    Case(model="qwen3_5_tied", pp=2, dp=2),
     Case(model="qwen3_5", pp=2, vpp=2, tp=2),
     Case(model="qwen3_5", lora=LORA, dtype="bfloat16"),
+    Case(model="qwen3_5_moe", dtype="bfloat16", recompute="selective"),
+    Case(model="qwen3_5_moe", lora=LORA, recompute="full"),
+    Case(model="qwen3_5_moe", tp=2, dp=2, ep=2, sequence_parallel=True),
+]
+COMBINED = [
+    Case(dp=2, dtype="bfloat16"),
+    Case(pp=4),
+    Case(cp=2, tp=2, sequence_parallel=True),
+    Case(model="qwen3_moe", dp=4, ep=2, recompute="selective"),
+    Case(lora=LORA),
+    Case(lora=LORA, model="qwen3_moe"),
+    Case(model="qwen3_5", dtype="bfloat16"),
+    Case(model="qwen3_5", recompute="full", dtype="bfloat16"),
+    Case(model="qwen3_5_tied", pp=2, dp=2),
     Case(model="qwen3_5", lora=LORA, recompute="selective", pp=2),
     Case(model="qwen3_5_moe"),
-    Case(model="qwen3_5_moe", dtype="bfloat16", recompute="selective"),
     Case(model="qwen3_5_moe", lora=LORA),
-    Case(model="qwen3_5_moe", lora=LORA, recompute="full"),
     Case(model="qwen3_5_moe", lora=LORA, dtype="bfloat16", recompute="selective"),
-    Case(model="qwen3_5_moe", tp=2, dp=2, ep=2, sequence_parallel=True),
 ]
 
 
 @pytest.mark.parametrize(
-    "case", CASES, ids=[f"{case}-{case.dtype}-{case.recompute}" for case in CASES]
+    "case",
+    [*CASES, *for_release(COMBINED)],
+    ids=[f"{case}-{case.dtype}-{case.recompute}" for case in CASES + COMBINED],
 )
 def test_memory_is_as_predicted(world: World, case: Case) -> None:
     run = planned_run(case, TOKENS)

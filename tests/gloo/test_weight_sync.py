@@ -13,6 +13,7 @@ import torch
 from hf_reference import hf_model, response_log_prob
 from jobs import NUM_ROLLOUTS, Built, Case, build, exported, train_steps
 from safetensors.torch import load_file, save_file
+from tiers import for_release
 from tiny_models import samples, weights
 from torch import Tensor
 from world import World
@@ -29,39 +30,46 @@ from megatron_opsft.runtime.distributed import gather_from_all
 from megatron_opsft.trainer.model.load import TrainerParts
 
 LAYOUTS = [
-    Case(dp=2),
     Case(tp=2, pp=2, vpp=2),
     Case(model="llama_mha", tp=4),
-    Case(model="llama_mha"),
-    Case(model="qwen2_tied", pp=2, vpp=2),
     Case(model="qwen2_tied", tp=2, pp=2),
-    Case(model="qwen3", tp=2, pp=2, dtype="bfloat16"),
     Case(model="llama3", pp=4, dtype="bfloat16"),
     Case(model="mistral", tp=2),
     Case(model="qwen3_5", tp=2, pp=2),
     Case(model="qwen3_5_tied", pp=2, vpp=2, dtype="bfloat16"),
-    Case(model="qwen3_moe", tp=2, pp=2, sequence_parallel=True),
     Case(model="qwen3_moe_unnormalized", pp=2, dp=2, ep=2),
-    Case(model="qwen3_moe", tp=2, dp=2, ep=2, sequence_parallel=True),
     Case(model="qwen3_moe", tp=2, ep=2, etp=1, sequence_parallel=True, dtype="bfloat16"),
-    Case(model="qwen3_5", tp=2, pp=2),
     Case(model="qwen3_5_moe", tp=2, dp=2, ep=2, sequence_parallel=True),
+    *for_release(
+        [
+            Case(dp=2),
+            Case(model="llama_mha"),
+            Case(model="qwen2_tied", pp=2, vpp=2),
+            Case(model="qwen3", tp=2, pp=2, dtype="bfloat16"),
+            Case(model="qwen3_moe", tp=2, pp=2, sequence_parallel=True),
+            Case(model="qwen3_moe", tp=2, dp=2, ep=2, sequence_parallel=True),
+        ]
+    ),
 ]
 SYNCED = [
-    Case(),
     Case(pp=2, vpp=2),
     Case(tp=2, cp=2),
-    Case(model="qwen2_tied", tp=2, pp=2),
     Case(model="qwen2_tied", pp=2, dp=2),
     Case(model="qwen3_yarn", tp=2),
     Case(model="qwen3_5", tp=2, pp=2),
-    Case(model="qwen3_5_tied", pp=2),
-    Case(model="qwen3_moe"),
     Case(model="qwen3_moe", tp=2, pp=2, sequence_parallel=True),
-    Case(model="qwen3_moe", tp=2, dp=2, ep=2, sequence_parallel=True),
-    Case(model="qwen3_moe", pp=2, dp=2, ep=2),
-    Case(model="qwen3_moe", tp=2, dp=4, ep=8, etp=1, sequence_parallel=True),
     Case(model="qwen3_5_moe", tp=2, dp=2, ep=2, sequence_parallel=True),
+    *for_release(
+        [
+            Case(),
+            Case(model="qwen2_tied", tp=2, pp=2),
+            Case(model="qwen3_5_tied", pp=2),
+            Case(model="qwen3_moe"),
+            Case(model="qwen3_moe", tp=2, dp=2, ep=2, sequence_parallel=True),
+            Case(model="qwen3_moe", pp=2, dp=2, ep=2),
+            Case(model="qwen3_moe", tp=2, dp=4, ep=8, etp=1, sequence_parallel=True),
+        ]
+    ),
 ]
 PROBES = samples(4, seed=3)
 
