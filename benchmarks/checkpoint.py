@@ -79,7 +79,6 @@ def measure(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Entry point."""
     parser = rank_parser(__doc__, dtype="bfloat16", repeats=5)
     parser.add_argument("--shape", choices=SHAPES, default="tiny")
     parser.add_argument("--ranks", type=int, default=1)

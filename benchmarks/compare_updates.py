@@ -9,9 +9,8 @@ import json
 import statistics
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -31,15 +30,7 @@ CONTENDERS = ("ours", "grpo_beta0", "grpo_beta", "trl_beta0", "trl_beta")
 def plan_work(args: argparse.Namespace, model_dir: Path) -> Work:
     """The same work in every process."""
     device = select_device(args.device)
-    samples, accepted = draw_samples(
-        shape=args.shape,
-        num_prompts=args.prompts,
-        group_size=args.group,
-        prompt_tokens=args.prompt_tokens,
-        response_tokens=args.max_tokens,
-        acceptance=args.acceptance,
-        seed=args.seed,
-    )
+    samples, accepted = draw_samples(args)
     return Work(
         model_dir=model_dir,
         device=device,
@@ -89,20 +80,17 @@ def _measure_apart(
     """
     found = _run_process(name, args, directory)
     if not on_cuda:
-        found["peak_bytes"] = _run_process(name, args, directory, _GIVING_BACK)["peak_bytes"]
+        found["peak_bytes"] = _run_process(name, args, directory, **_GIVING_BACK)["peak_bytes"]
     print(json.dumps({"contender": name, **found}), flush=True)
     return found
 
 
 def _run_process(
-    name: str,
-    args: argparse.Namespace,
-    directory: Path,
-    more: Mapping[str, str] = MappingProxyType({}),
+    name: str, args: argparse.Namespace, directory: Path, **more: str
 ) -> dict[str, Any]:
     """The figures that the process prints. more: of its environment."""
     command, environment = own_process(name, directory, args.threads)
-    ended = subprocess.run(command, capture_output=True, text=True, env={**environment, **more})
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment | more)
     if ended.returncode:
         raise RuntimeError(f"{name} ended with code {ended.returncode}:\n{ended.stderr[-4000:]}")
     figures: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])

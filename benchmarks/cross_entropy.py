@@ -134,7 +134,6 @@ def measure(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Entry point."""
     parser = rank_parser(__doc__, dtype="float32", repeats=3)
     methods = ("auto", "fused_linear", "te", "eager")
     parser.add_argument("--impl", nargs="+", choices=methods, default=["fused_linear", "eager"])

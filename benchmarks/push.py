@@ -145,7 +145,6 @@ def measure(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Entry point."""
     parser = rank_parser(__doc__, dtype="bfloat16", repeats=7)
     parser.add_argument("--shape", choices=SHAPES, default="46m")
     parser.add_argument("--pp", type=int, default=1)

@@ -143,7 +143,6 @@ def measure(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Entry point."""
     parser = rank_parser(__doc__, dtype="float32", repeats=3)
     methods = ("auto", "fused_linear", "te")
     parser.add_argument("--impl", choices=methods, default="auto", help="train.cross_entropy")

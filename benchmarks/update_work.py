@@ -2,6 +2,7 @@
 and random token ids, the same in every process.
 """
 
+import argparse
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -135,39 +136,30 @@ def make_model(shape: str, positions: int, directory: Path) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def draw_samples(
-    *,
-    shape: str,
-    num_prompts: int,
-    group_size: int,
-    prompt_tokens: int,
-    response_tokens: int,
-    acceptance: float,
-    seed: int,
-) -> tuple[list[Sample], list[bool]]:
+def draw_samples(args: argparse.Namespace) -> tuple[list[Sample], list[bool]]:
     """Samples of random tokens, and which of them are accepted: some of the finished ones.
 
     Lengths are real ones, cut off at a run's default rollout length and scaled down.
-    prompt_tokens, response_tokens: of the longest prompt and response.
+    args: the options of `against_peers.py update`.
     """
-    draw = random.Random(seed)
-    vocab_size = SHAPES[shape][SHAPE_FIELDS.index("vocab_size")]
+    draw = random.Random(args.seed)
+    vocab_size = SHAPES[args.shape][SHAPE_FIELDS.index("vocab_size")]
     limit, longest_prompt = RolloutConfig().max_response_tokens, max(REAL_LENGTHS)[0]
 
     def some_ids(share: float, longest: int) -> tuple[int, ...]:
         return tuple(draw.randrange(2, vocab_size) for _ in range(max(2, round(share * longest))))
 
     samples, finished = [], []
-    for number in range(num_prompts * group_size):
-        problem, index = divmod(number, group_size)
+    for number in range(args.prompts * args.group):
+        problem, index = divmod(number, args.group)
         if index == 0:
-            prompt = some_ids(draw.choice(REAL_LENGTHS)[0] / longest_prompt, prompt_tokens)
+            prompt = some_ids(draw.choice(REAL_LENGTHS)[0] / longest_prompt, args.prompt_tokens)
         length = draw.choice(REAL_LENGTHS)[1]
-        response = some_ids(min(length, limit) / limit, response_tokens)
+        response = some_ids(min(length, limit) / limit, args.max_tokens)
         if length <= limit:
             finished.append(number)
             response = (*response[:-1], END_ID)
         ids = {"prompt_ids": prompt, "response_ids": response}
         samples.append(Sample(problem_id=str(problem), sample_index=index, **ids))
-    kept = draw.sample(finished, min(round(acceptance * len(samples)), len(finished)))
+    kept = draw.sample(finished, min(round(args.acceptance * len(samples)), len(finished)))
     return samples, [number in kept for number in range(len(samples))]

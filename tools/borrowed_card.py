@@ -114,7 +114,6 @@ def size_of(folder: Path) -> int:
 
 
 def main() -> None:
-    """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", metavar="DIR", type=Path)
     parser.add_argument("--vllm", action="store_true", help="also the pieces of vLLM")

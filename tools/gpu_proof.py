@@ -233,29 +233,18 @@ def _reason(report: pytest.TestReport) -> str:
 
 
 def read_options(words: Sequence[str]) -> argparse.Namespace:
-    """The options of the command line, paths made whole. Errors: `UserError` for bad paths."""
-    parser = argparse.ArgumentParser(
-        prog="gpu_proof.sh", description="Proves on this machine's GPUs what was built without."
-    )
+    """The options, which gpu_proof.sh explains, paths made whole. Errors: `UserError` for bad
+    paths.
+    """
+    parser = argparse.ArgumentParser(prog="gpu_proof.sh")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument(
         "--only", type=lambda text: text.split(","), default=[], metavar="STAGE[,STAGE]"
     )
-    parser.add_argument(
-        "--continue",
-        dest="go_on",
-        nargs="?",
-        const="",
-        metavar="FILE.json",
-        help="all stages that have not passed yet, here or by the results in FILE.json",
-    )
-    parser.add_argument(
-        "--bundle", metavar="FILE.tgz", help="results and logs as one file, after every stage"
-    )
-    parser.add_argument(
-        "--quick", action="store_true", help="does it train here? 6 minutes, no vLLM"
-    )
-    parser.add_argument("--minutes", type=float, help="for all stages together; 34")
+    parser.add_argument("--continue", dest="go_on", nargs="?", const="", metavar="FILE.json")
+    parser.add_argument("--bundle", metavar="FILE.tgz")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--minutes", type=float)
     args = parser.parse_args(words)
     caller = Path(os.environ.get("CALLED_FROM", "."))
     if args.go_on:

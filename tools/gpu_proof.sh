@@ -4,6 +4,8 @@
 # Proves on a GPU, stage by stage, what was built without one: docs/gpu.md. Needs no network.
 # Exit code 0: nothing failed; 1: a stage did; 2: it cannot be run here.
 #
+#   --quick      does it train here? 6 minutes, without vLLM and TransformerEngine
+#   --minutes    of all stages together; none is begun that would not fit
 #   --continue   what has not passed yet by the results in OUT, or in FILE.json
 #   --bundle     results and logs as one file too, written anew after every stage
 #

@@ -225,7 +225,6 @@ def rehearse(job: PlannedRun) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    """Entry point."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

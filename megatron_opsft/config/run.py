@@ -33,34 +33,29 @@ from megatron_opsft.section import (
 
 class DataConfig(Section):
     train: Annotated[Sources, BY_CONTENT]
-    """`arithmetic` (embedded), a file (JSONL, JSON, CSV, Parquet), or a Hugging Face data set name;
-    or a list of {path, weight}, a mixture (docs/data.md).
+    """`arithmetic` (embedded), a file, a Hugging Face data set, or a mixture of them, a list of
+    {path, weight} (docs/data.md).
     """
     split: str = "train"
     """Split of a Hugging Face data set."""
     subset: str | None = None
     """Configuration name of a Hugging Face data set, such as `main` of gsm8k."""
     problem_field: str | None = None
-    """Field of the problem (text or chat messages; may be dotted); by default the first of problem,
-    question, prompt; or messages, which hold the answer too.
-    """
+    """Field of the problem; by default problem, question, prompt or messages (docs/data.md)."""
     answer_field: str | None = None
-    """Field of the gold answer (may be dotted); by default the first of answer, final_answer,
-    solution.
-    """
+    """Field of the gold answer; by default answer, final_answer or solution (docs/data.md)."""
     pass_rate: tuple[float, float] | None = None
-    """[low, high]: train on the problems of which this share of the samples in data.pass_rate_from
-    is right; [0.5, 1] are easy ones.
+    """[low, high]: train on problems of which this share of the samples in data.pass_rate_from is
+    right.
     """
     pass_rate_from: Annotated[Path | None, Expanded, BY_CONTENT] = None
-    """Directory of an evaluation of the training problems, the --out of `eval --data train=FILE`.
-    """
+    """The --out of an evaluation of the training problems (docs/data.md)."""
     responses: Annotated[Path | None, Expanded, BY_CONTENT] = None
     """Fixed data, written by the command `data`; B x G responses a step."""
     prompts_per_step: Annotated[int, ADJUSTABLE] = Field(64, ge=1, lt=2**31)
     """B: problems drawn in each step."""
     max_prompt_tokens: Annotated[int, ADJUSTABLE] = Field(1024, ge=1)
-    """Problems with a longer prompt are listed and left out. The default shrinks if the model has
+    """Problems with a longer prompt are left out. The default shrinks if the model has
     no room for it beside the longest response.
     """
     template: TemplateName = "r1"
@@ -127,7 +122,7 @@ class VerifyConfig(Section):
 
 class RunConfig(Section):
     dir: Annotated[Path, Expanded, FREE] = Path("runs/default")
-    """Run directory; everything the run writes is below it."""
+    """Everything that the run writes is below this directory."""
     steps: Annotated[int, FREE] = Field(300, ge=0)
     """Training steps: one rollout batch and one update each."""
     seed: int = Field(0, ge=0, lt=2**63)

@@ -50,15 +50,15 @@ LoraTarget = Literal[
 
 class LoraConfig(Section):
     rank: int = Field(0, ge=0)
-    """Rank r of the adapters A [r, in] and B [out, r]; 0: no adapters, all weights are trained."""
+    """Rank r of the adapters A [r, in] and B [out, r]; 0: all weights are trained."""
     alpha: PositiveFloat = 32.0
     """A linear layer computes W x + (alpha / r) B A x."""
     targets: Annotated[tuple[LoraTarget, ...], CommaSeparated] = Field(
         get_args(LoraTarget), min_length=1
     )
-    """The linear layers that get adapters, by their Hugging Face names; of experts too."""
+    """The linear layers that get adapters, those of experts too."""
     dropout: float = 0.0
-    """Always 0: the policy that is trained must be the policy that was sampled."""
+    """Always 0: the trained policy must be the one that was sampled."""
 
     @property
     def scale(self) -> float:
@@ -133,9 +133,7 @@ class RolloutConfig(Section):
     shown yet.
     """
     speculative: dict[str, Any] | None = None
-    """vLLM's speculative_config, such as {method: ngram, num_speculative_tokens: 4,
-    prompt_lookup_max: 4} (docs/rollouts.md).
-    """
+    """vLLM's speculative_config, such as {method: ngram, ...} (docs/rollouts.md)."""
 
     @model_validator(mode="after")
     def _check_temperature(self) -> Self:
