@@ -26,14 +26,26 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # whoever only hands tests out needs no
     import preloaded  # noqa: F401
 
 
+_LONGEST = (
+    "slurm",
+    "vllm",
+    "test_quickstart.py",
+    "test_checkpoint.py",
+    "test_benchmarks.py",
+    "test_gpu_proof.py",
+    "test_methods_run.py",
+    "test_offload.py",
+    "test_study_run.py",
+    "test_gradient.py",
+)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests as their folder is called, and as `slow` what has processes of its own, but for
-    tests marked `quick`. The tests of SLURM and vLLM are the longest groups of all: they begin
-    first.
+    tests marked `quick`. What takes longest begins first, so that no worker is left alone with it.
     """
-    first = ("slurm", "vllm")
-    items.sort(key=lambda item: (*first, item.path.parent.name).index(item.path.parent.name))
+    items.sort(key=_place_in_order)
     for item in items:
         folder = item.path.parent.name
         if folder in ("browser", "gpu", "gpu_contract", "slurm", "vllm"):
@@ -43,6 +55,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         )
         if has_processes and item.get_closest_marker("quick") is None:
             item.add_marker("slow")
+
+
+def _place_in_order(item: pytest.Item) -> int:
+    """Of an item's group, by folder or file; those that are not named are the last."""
+    names = (item.path.parent.name, item.path.name)
+    places = [_LONGEST.index(name) for name in names if name in _LONGEST]
+    return min(places, default=len(_LONGEST))
 
 
 def pytest_collection_finish() -> None:

@@ -71,7 +71,7 @@ class Case:
     vpp: int | None = None
     sequence_parallel: bool = False
     overlap: bool = True
-    budget: int = 96
+    budget: int = 160
     num_samples: int = 13
     aggregation: Aggregation = "max_accepted"
     recompute: str = "none"
