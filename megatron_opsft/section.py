@@ -183,13 +183,15 @@ TemplateArguments = Annotated[
     dict[str, JsonValue] | None, BeforeValidator(_read_arguments)
 ]
 MATH = "math"
-_USERS_JUDGE = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*")
+_WORD = r"[^\W\d]\w*"
+_USERS_JUDGE = re.compile(rf"(?:{_WORD}(?:\.{_WORD})*|[^\n]+\.py):{_WORD}")
 
 
-def _check_judge(name: str) -> str:
+def check_judge_name(name: str) -> str:
+    """Return the name of a judge. Errors: `ValueError`, with the forms that it may have."""
     if name == MATH or _USERS_JUDGE.fullmatch(name):
         return name
-    message = f"{name!r} is not a judge; write {MATH}, or package.module:function"
+    message = f"{name!r} is not a judge; write {MATH}, package.module:function, or FILE.py:function"
     module, dot, function = name.rpartition(".")
     if dot and ":" not in name:
         message += f"; did you mean {module}:{function}?"
@@ -197,7 +199,7 @@ def _check_judge(name: str) -> str:
 
 
 # The shipped judge of mathematics, or a function of the user's.
-JudgeName = Annotated[str, AfterValidator(_check_judge)]
+JudgeName = Annotated[str, AfterValidator(check_judge_name)]
 
 
 def is_other_json(one: Any, other: Any) -> bool:

@@ -74,15 +74,16 @@ def train(
     overwrite: bool = False,
     callbacks: Sequence[Callback] = (),
     data: object = None,
-    judge: Callable[..., object] | None = None,
+    judge: str | Callable[..., object] | None = None,
 ) -> TrainedRun:
     """Train as `megatron-opsft train` does.
 
     resume: continue from the newest checkpoint; "auto": start anew if there is no run.
     overwrite: delete what the run's directory holds.
     data: rows in place of data.train: dicts in a list, a `datasets.Dataset`, a pandas DataFrame.
-    judge: a function in place of verify.judge, also a lambda (docs/convert.md). Both are written to
-    files in the run's directory that its config.yaml names, which alone is enough to resume.
+    judge: in place of verify.judge its name, or a function, also a lambda (docs/convert.md). Rows
+    and function are written to files in the run's directory that its config.yaml names, which alone
+    is enough to resume.
 
     Call it in the main thread. After Ctrl-C, SIGTERM or `run.max_minutes` the run finishes its
     step, writes a checkpoint and returns. Errors: `UserError`, `NonFiniteError` and `SyncError`

@@ -1,23 +1,25 @@
 """`train --check`: what a run would do, said before anything is computed or written."""
 
-import shutil
 from collections.abc import Iterator
 
 from megatron_opsft.commands.plan.assumptions import load_hardware, make_workload
 from megatron_opsft.commands.plan.job import PlannedRun, check_planned_run
 from megatron_opsft.commands.plan.least_offload import make_plan
-from megatron_opsft.commands.plan.show import verdict_line
-from megatron_opsft.config import Config
-from megatron_opsft.config.load import resumable_keys
+from megatron_opsft.commands.plan.show import cost_line
+from megatron_opsft.config import Config, VerifyConfig
+from megatron_opsft.config.load import adjustable_keys
 from megatron_opsft.config.training import describe_lora
 from megatron_opsft.models.storage.model_paths import local_model
 from megatron_opsft.models.storage.stored_weights import open_adapter
+from megatron_opsft.records import Outcome, Problem
 from megatron_opsft.run.start.check import check_run
 from megatron_opsft.run.start.checked_run import CheckedRun
 from megatron_opsft.run.start.disk import check_disk, describe_bytes, disk_use
 from megatron_opsft.run.start.input import read_input
 from megatron_opsft.run.start.run_directory import RunDir
 from megatron_opsft.runtime.launched import launched_ranks
+from megatron_opsft.runtime.libraries import sees_gpu
+from megatron_opsft.verify.verifier import judge_gold
 
 
 def describe_start(
@@ -66,8 +68,8 @@ def _describe_model(checked: CheckedRun) -> str:
 
 
 def _describe_data(checked: CheckedRun) -> Iterator[tuple[str, str]]:
-    """Yield what the problems are, and the first prompt with its gold answer; they need the
-    model's tokenizer.
+    """Yield what the problems are, the first prompt with its gold answer, and if the judge takes
+    that; they need the model's tokenizer.
     """
     path = checked.config.model.path
     model_dir = local_model(path)
@@ -87,6 +89,16 @@ def _describe_data(checked: CheckedRun) -> Iterator[tuple[str, str]]:
     _, prompt = run_input.example()
     yield "prompt", prompt
     yield "gold answer", problems.problems[0].answer
+    yield "judge", _describe_judge(checked.config.verify, problems.problems[0])
+
+
+def _describe_judge(config: VerifyConfig, problem: Problem) -> str:
+    """Say if the judge takes a problem's own answer. Errors: those of `judge_gold`."""
+    verdict = judge_gold(config, problem)
+    answer = "yes"
+    if verdict.outcome is not Outcome.CORRECT:
+        answer = f"no ({verdict.outcome.replace('_', ' ')})"
+    return f"{config.judge} takes the first problem's own answer as right: {answer}"
 
 
 def _describe_method(checked: CheckedRun) -> str:
@@ -106,7 +118,7 @@ def _describe_fit(checked: CheckedRun) -> str:
     config = checked.config
     on_gpu = config.run.device == "cuda"
     if config.run.device == "auto":
-        on_gpu = shutil.which("nvidia-smi") is not None
+        on_gpu = sees_gpu()
     device = "h100" if on_gpu else "cpu"
     hardware = load_hardware(device, None, gpus_per_node=min(checked.world_size, 8))
     run = PlannedRun(
@@ -117,7 +129,7 @@ def _describe_fit(checked: CheckedRun) -> str:
         workload=make_workload(config),
     )
     check_planned_run(run)
-    verdict = verdict_line(make_plan(run, max(config.run.steps, 1)))
+    verdict = cost_line(make_plan(run, max(config.run.steps, 1)))
     return f"{checked.world_size} x {hardware.name}: {verdict}"
 
 
@@ -133,9 +145,9 @@ def _describe_disk(checked: CheckedRun, *, resume: bool) -> str:
 
 
 def _describe_resume(checked: CheckedRun) -> Iterator[tuple[str, str]]:
-    """Yield which keys may differ when the run is resumed."""
-    free, adjustable = resumable_keys(checked.config)
-    state = "has a run" if RunDir(checked.config.run.dir).entries() else "is new"
-    yield "run.dir", f"{checked.config.run.dir} {state}"
-    yield "free on resume", ", ".join(free)
-    yield "adjustable", ", ".join(adjustable)
+    """Yield if there is a run; then also which keys that change numbers may differ on resume."""
+    has_run = bool(RunDir(checked.config.run.dir).entries())
+    yield "run.dir", f"{checked.config.run.dir} {'has a run' if has_run else 'is new'}"
+    if has_run:
+        keys = ", ".join(adjustable_keys(checked.config))
+        yield "on resume", f"{keys}, and what changes no number, may differ"

@@ -260,7 +260,7 @@ def check_resumable(before: Config, now: Config, directory: Path) -> None:
     """Errors: `UserError` naming a key that a resumed run must not change."""
     old_values = decisive_settings(before, with_locations=True)
     new_values = decisive_settings(now, with_locations=True)
-    _, adjustable = resumable_keys(now)
+    adjustable = adjustable_keys(now)
     for key in find_changes(before, now):
         if key in adjustable:
             continue
@@ -318,16 +318,9 @@ def decisive_settings(
     return settings
 
 
-def resumable_keys(config: Config) -> tuple[list[str], list[str]]:
-    """Return the keys that a resumed run may change freely, and those whose change is recorded."""
-    decisive = decisive_settings(config, with_locations=True)
-    free, adjustable = [], []
-    for key, _, marks in _marked_values(config):
-        if ADJUSTABLE in marks:
-            adjustable.append(key)
-        elif key not in decisive:
-            free.append(key)
-    return free, adjustable
+def adjustable_keys(config: Config) -> list[str]:
+    """Return the keys that change numbers, and that a resumed run may change: it is recorded."""
+    return [key for key, _, marks in _marked_values(config) if ADJUSTABLE in marks]
 
 
 def _marked_values(config: Config) -> Iterator[tuple[str, Any, list[Any]]]:

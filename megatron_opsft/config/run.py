@@ -104,7 +104,7 @@ class DataConfig(Section):
 
 class VerifyConfig(Section):
     judge: JudgeName = "math"
-    """Who judges an answer: math, or a function of your own, package.module:function
+    """Who judges an answer: math, or your own, package.module:function or FILE.py:function
     (docs/data.md).
     """
     workers: Annotated[int, FREE] = Field(0, ge=0)

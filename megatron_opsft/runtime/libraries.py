@@ -7,6 +7,7 @@ Importing this module imports none of them.
 
 import gc
 import os
+import shutil
 import sys
 import threading
 from collections.abc import Iterable, Iterator
@@ -106,6 +107,11 @@ def _without_compiler() -> Iterator[None]:
         yield
     finally:
         library.compile = original
+
+
+def sees_gpu() -> bool:
+    """True if this machine has NVIDIA's driver; needs no torch."""
+    return shutil.which("nvidia-smi") is not None
 
 
 def is_offline() -> bool:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from megatron_opsft.data.handed import write_once
 from megatron_opsft.errors import UserError, first_line
+from megatron_opsft.section import check_judge_name
 
 _HANDED = re.compile(r"(judge_[0-9a-f]{16}):judge")
 _MODULE = '''"""A judge that was handed over in Python (docs/convert.md), pickled by cloudpickle."""
@@ -57,9 +58,15 @@ class PackedJudge(NamedTuple):
 def pack_judge(judge: object, *, where: str) -> PackedJudge:
     """Name a judge, and pickle it into the text of a module unless it is in one already.
 
-    judge: a function of (response text, gold answer, columns of the row). where: the argument, for
-    errors. Errors: `UserError` for what cannot be called or pickled.
+    judge: a function of (response text, gold answer, columns of the row), or a judge's name, as a
+    configuration has it. where: the argument, for errors. Errors: `UserError` for another name, and
+    for what cannot be called or pickled.
     """
+    if isinstance(judge, str):
+        try:
+            return PackedJudge(name=check_judge_name(judge), module=b"")
+        except ValueError as error:
+            raise UserError(f"{where}: {error}") from None
     if not callable(judge):
         raise UserError(
             f"{where} is of type {type(judge).__name__}, not a function of (text, gold, fields)"

@@ -9,12 +9,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from megatron_opsft.config import VerifyConfig
-from megatron_opsft.errors import log
+from megatron_opsft.errors import UserError, log
 from megatron_opsft.records import FinishReason, Outcome, Problem, Rollout, Verdict
 from megatron_opsft.verify.handed_judge import is_handed
+from megatron_opsft.verify.worker import file_of_judge
 from megatron_opsft.verify.worker_pool import VerifierPool
 
 MAX_WORKERS = 32  # of a rank, if verify.workers does not set them
+# A judge that fails at every response to so many problems fails at all of them.
+ENOUGH_PROBLEMS = 8
+# The outcomes without a verdict: they say nothing about a response.
+FAILURES = (Outcome.ERROR, Outcome.TIMEOUT)
 # Files that run the judge of mathematics, or look at responses beside it: they hold no rules.
 _NO_RULES = {
     "doubts.py",
@@ -41,6 +46,11 @@ RUN_KEYS = JudgeKeys(timeout="verify.timeout_seconds", memory="verify.memory_gb"
 class Verifier(VerifierPool):
     """A pool of workers that scores rollouts; close it, or use it in a `with`."""
 
+    has_judged: bool
+    """True as soon as it is known to have given a verdict that is no failure."""
+    first_failure: str
+    """Why it could not judge a response of this rank, the first one; "" if there is none."""
+
     def __init__(self, config: VerifyConfig, keys: JudgeKeys = RUN_KEYS) -> None:
         super().__init__(
             config.workers or share_of_cores(),
@@ -53,6 +63,9 @@ class Verifier(VerifierPool):
         self._keys = keys
         # An error of a user's own judge is a mistake in code or data: the first is logged.
         self._logs_error = config.own_judge
+        self.has_judged = False
+        self.first_failure = ""
+        self._failed_problems: set[str] = set()
 
     def score(
         self, rollouts: Sequence[Rollout], problems: Mapping[str, Problem]
@@ -68,16 +81,45 @@ class Verifier(VerifierPool):
                 problem = problems[rollout.problem_id]
                 items[index] = rollout.text, problem.answer, json.dumps(problem.fields)
         scored = self.judge(list(items.values()))
-        self._log_first_error(scored)
+        self._note_first_failure(scored)
         verdicts = [Verdict(outcome=Outcome.UNFINISHED)] * len(rollouts)
         for index, verdict in zip(items, scored, strict=True):
             verdicts[index] = verdict
         return verdicts
 
-    def _log_first_error(self, verdicts: Sequence[Verdict]) -> None:
-        """Log, once for this verifier, that a user's own judge could not judge some responses."""
-        failures = (Outcome.ERROR, Outcome.TIMEOUT)
-        failed = [verdict for verdict in verdicts if verdict.outcome in failures]
+    def always_fails(
+        self, outcomes: Iterable[tuple[str, Outcome]], num_problems: int
+    ) -> bool:
+        """Count responses, and return True if the judge has failed at every one that it was given
+        until now, and these answer enough problems: `ENOUGH_PROBLEMS`, or all.
+
+        outcomes: (problem id, outcome) of more responses. num_problems: of how many problems.
+        """
+        if self.has_judged:
+            return False
+        for problem_id, outcome in outcomes:
+            if outcome in FAILURES:
+                self._failed_problems.add(problem_id)
+            elif outcome is not Outcome.UNFINISHED:
+                self.has_judged = True
+        enough = min(ENOUGH_PROBLEMS, num_problems)
+        return not self.has_judged and len(self._failed_problems) >= enough > 0
+
+    def refusal(self, first_failure: str) -> UserError:
+        """Return the error for a judge that always fails. first_failure: of any rank."""
+        return UserError(
+            f"judge {self._config.judge}: none of the responses to {len(self._failed_problems)} "
+            f"problems could be judged; the first: {first_failure}. Nothing was learned from them "
+            "or stored: mend it, then start again"
+        )
+
+    def _note_first_failure(self, verdicts: Sequence[Verdict]) -> None:
+        """Note why a response could not be judged; of a user's own judge log it, once for this
+        verifier.
+        """
+        failed = [verdict for verdict in verdicts if verdict.outcome in FAILURES]
+        if failed and not self.first_failure:
+            self.first_failure = self.explain(failed[0])
         if failed and self._logs_error:
             self._logs_error = False
             log.warning(
@@ -86,18 +128,15 @@ class Verifier(VerifierPool):
                 self._config.judge,
                 len(failed),
                 len(verdicts),
-                self._explain(failed[0]),
+                self.first_failure,
             )
 
-    def _explain(self, failed: Verdict) -> str:
+    def explain(self, failed: Verdict) -> str:
         """Return why the judge gave no verdict, and which key may help."""
-        config, keys = self._config, self._keys
         if failed.outcome is Outcome.TIMEOUT:
-            return f"it took longer than {keys.timeout}={config.timeout_seconds:g}; raise that"
-        return failed.answer or (
-            "its process ended without a verdict; if it needs more than "
-            f"{keys.memory}={config.memory_gb:g}, raise that"
-        )
+            limit = f"{self._keys.timeout}={self._config.timeout_seconds:g}"
+            return f"it took longer than {limit}; raise that"
+        return failed.answer
 
 
 def share_of_cores() -> int:
@@ -126,6 +165,24 @@ def check_judge(config: VerifyConfig, keys: JudgeKeys = RUN_KEYS) -> None:
             verifier.wait_until_ready()
 
 
+def judge_gold(config: VerifyConfig, problem: Problem) -> Verdict:
+    """Return what the judge says of a response that is the problem's own answer in a box.
+
+    Errors: `UserError` if it gives no verdict.
+    """
+    text = rf"\boxed{{{problem.answer}}}"
+    with Verifier(config.model_copy(update={"workers": 1})) as verifier:
+        (verdict,) = verifier.judge(
+            [(text, problem.answer, json.dumps(problem.fields))]
+        )
+        if verdict.outcome in FAILURES:
+            raise UserError(
+                f"judge {config.judge}: it cannot judge {text}, the answer of problem "
+                f"{problem.id}: {verifier.explain(verdict)}"
+            )
+    return verdict
+
+
 def describe_judge(config: VerifyConfig, math: str) -> str:
     """Return the judge's name with a hash of its code: evaluations by different code differ.
 
@@ -136,8 +193,11 @@ def describe_judge(config: VerifyConfig, math: str) -> str:
     if not config.own_judge:
         files = sorted(Path(__file__).parent.glob("*.py"))
         return f"{math}, rules {_hash(f for f in files if f.name not in _NO_RULES)}"
-    file = _find_file(config.judge.partition(":")[0])
-    return f"{config.judge}, sha256 {_hash([file])}" if file else config.judge
+    module, _, function = config.judge.rpartition(":")
+    file = file_of_judge(config.judge)
+    name = f"{file.name}:{function}" if file else config.judge
+    file = file or _find_file(module)
+    return f"{name}, sha256 {_hash([file])}" if file else name
 
 
 def _hash(files: Iterable[Path]) -> str:

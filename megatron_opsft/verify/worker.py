@@ -6,6 +6,7 @@ The parent keeps the time limit and kills; the worker takes care to die with its
 eat the machine's memory.
 """
 
+import errno
 import gc
 import inspect
 import json
@@ -17,9 +18,11 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
 from multiprocessing.connection import Connection
 from pathlib import Path
 from traceback import walk_tb
+from types import ModuleType
 from typing import Any
 
 from megatron_opsft.errors import UserError, first_line
@@ -28,6 +31,8 @@ from megatron_opsft.runtime.parent import end_with_parent
 from megatron_opsft.verify.overthinking import mark
 
 READY = "ready"
+# The exit code of a worker whose judge had no memory left.
+NO_MEMORY_EXIT_CODE = errno.ENOMEM
 # The share of its memory that a worker may have filled when it is ready: it needs some to judge.
 MAX_SHARE_AT_START = 0.75
 MAX_ANSWER_CHARS = 500  # of the answer in a verdict, which is for the log
@@ -73,7 +78,10 @@ def main(
     if sys.platform == "linux":
         resource.setrlimit(resource.RLIMIT_AS, (max_memory_bytes, max_memory_bytes))
     gc.freeze()  # the judge's imports are never garbage
-    _serve(pipe, judge, find_marks, (bytes_at_start + max_memory_bytes) / 2)
+    try:
+        _serve(pipe, judge, find_marks, (bytes_at_start + max_memory_bytes) / 2)
+    except MemoryError:  # the parent asks a fresh worker
+        os._exit(NO_MEMORY_EXIT_CODE)
     os._exit(0)
 
 
@@ -82,8 +90,8 @@ def _serve(
 ) -> None:
     """Judge the items of the pipe until the parent is gone or more than `max_bytes` are filled."""
     own_pid = os.getpid()
-    # EOFError, OSError: the parent is gone. MemoryError: the parent asks a fresh worker.
-    with suppress(EOFError, OSError, MemoryError):
+    # EOFError, OSError: the parent is gone.
+    with suppress(EOFError, OSError):
         pipe.send((0, READY))
         while True:
             number, item = pipe.recv()
@@ -107,7 +115,7 @@ def _address_space_bytes() -> int:
 
 
 def open_judge(name: str) -> Judge:
-    """Return the judge of that name, `math` or `package.module:function`, ready to be timed.
+    """Return the judge of that name, as `section.JudgeName` writes it, ready to be timed.
 
     The judge is called with (text, gold, the row's columns as JSON, by default none). Any error is
     an ERROR, except MemoryError: earlier answers may have filled the memory, so another process
@@ -131,8 +139,8 @@ def open_judge(name: str) -> Judge:
             return _as_verdict(function(text, gold, *columns))
         except MemoryError:
             raise
-        # A user's code or sympy: the verdict says what broke.
-        except Exception as error:
+        # A user's code, which may call sys.exit, or sympy: the verdict says what broke.
+        except (Exception, SystemExit) as error:
             answer = _shortened(first_line(error))
             if is_own_judge:
                 answer += _shortened(_place_of(error, function))
@@ -165,23 +173,27 @@ def open_marker(judge_name: str) -> Marker:
 
 
 def _import_function(name: str) -> Callable[..., Any]:
-    """Import `package.module:function` from Python's path or the working directory."""
-    module_name, _, function_name = name.partition(":")
-    directory = os.getcwd()
+    """Import `package.module:function` from Python's path or the working directory, and
+    `FILE.py:function` from that file, whose neighbours it may import.
+    """
+    module_name, _, function_name = name.rpartition(":")
+    file = file_of_judge(name)
+    directory = str(file.parent) if file else os.getcwd()
     if directory not in sys.path:
         sys.path.append(directory)  # last: nothing that lies there hides a package
     try:
-        module = import_module(module_name)
+        module = _import_file(file) if file else import_module(module_name)
     except (Exception, SystemExit) as error:  # a user's code may raise anything
+        places = f"{directory} and where Python finds modules (PYTHONPATH)"
+        searched = "" if file else f"; it is looked for in {places}"
         raise UserError(
-            f"judge {name}: {module_name} cannot be imported ({first_line(error)}); it is looked "
-            f"for in {directory} and where Python finds modules (PYTHONPATH)"
+            f"judge {name}: {module_name} cannot be imported ({first_line(error)}){searched}"
         ) from None
     function = getattr(module, function_name, None)
     if not callable(function):
         raise UserError(
             f"judge {name}: {module.__file__} has no function {function_name}; write "
-            "package.module:function"
+            "package.module:function, or FILE.py:function"
         )
     try:
         signature = inspect.signature(function)
@@ -195,6 +207,25 @@ def _import_function(name: str) -> Callable[..., Any]:
             f"{signature} ({error})"
         ) from None
     return function
+
+
+def file_of_judge(name: str) -> Path | None:
+    """Return the file of a judge that is named `FILE.py:function`; None for any other name."""
+    file = Path(name.rpartition(":")[0])
+    return file.expanduser().absolute() if file.suffix == ".py" else None
+
+
+def _import_file(file: Path) -> ModuleType:
+    """Import a module from its file. It may have the name of another one, which it does not hide.
+
+    Errors: whatever its code raises.
+    """
+    name = f"judge of {file}"
+    spec = spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None, "the suffix is .py"
+    module = sys.modules[name] = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _place_of(error: BaseException, function: Callable[..., Any]) -> str:

@@ -23,12 +23,16 @@ from typing import Any, Self
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.records import Outcome, TextMarks, Verdict
-from megatron_opsft.verify.worker import READY
+from megatron_opsft.verify.worker import NO_MEMORY_EXIT_CODE, READY
 
 # A thousand ranks importing from one file system at once are slow.
 START_SECONDS = 300.0
 # Workers that end in a row before they are ready: the cause, such as too little memory, lasts.
 MAX_STARTS = 4
+# A worker that has closed its pipe is about to end, and then has an exit code.
+_EXIT_SECONDS = 5.0
+# What ends a process that gets no more memory: the kernel, or the C code that asked for it.
+_LACKS_MEMORY = (signal.SIGKILL, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)
 # A scheduler's or terminal's signal goes to the whole job: the parent decides when workers end.
 _SIGNALS = (
     signal.SIGINT,
@@ -66,6 +70,7 @@ class VerifierPool:
         memory_key: str = "verify.memory_gb",
     ) -> None:
         self._timeout_seconds = timeout_seconds
+        self._memory = f"{memory_key}={max_memory_bytes / 2**30:g}"
         self._start_worker = partial(_Worker, judge, max_memory_bytes, memory_key)
         self._closed = False
         self._workers: dict[int, _Worker] = {}  # by the thread's identifier
@@ -86,9 +91,9 @@ class VerifierPool:
 
         Returns verdicts in the order of the items; equal items are judged once.
 
-        TIMEOUT: the limit passed. ERROR: the worker died of the item; one that had judged others
-        before may have died of those, so a fresh one tries again. Errors: `UserError` if no worker
-        can start.
+        TIMEOUT: the limit passed. ERROR: the worker died of the item, and the verdict's answer says
+        how; one that had judged others before may have died of those, so a fresh one tries again.
+        Errors: `UserError` if no worker can start.
         """
         futures = {
             item: self._threads.submit(self._score, item)
@@ -128,10 +133,13 @@ class VerifierPool:
                 continue
             except (EOFError, OSError):
                 # It died of this item, or of the memory that earlier ones left filled.
+                with suppress(subprocess.TimeoutExpired):
+                    worker.process.wait(_EXIT_SECONDS)
                 self._end(get_ident())
                 if worker.num_asked != 1:
                     continue
-                return Verdict(outcome=Outcome.ERROR)
+                answer = _describe_end(worker.process.returncode, self._memory)
+                return Verdict(outcome=Outcome.ERROR, answer=answer)
             if verdict is None:
                 self._end(get_ident())
                 return Verdict(outcome=Outcome.TIMEOUT)
@@ -179,6 +187,22 @@ class VerifierPool:
         worker.kill()
         worker.process.wait()
         worker.pipe.close()
+
+
+def _describe_end(exit_code: int, memory: str) -> str:
+    """Say how a worker ended that gave no verdict; of memory only if that can be the reason.
+
+    exit_code: below 0 the number of a signal. memory: the key of its limit, with the value.
+    """
+    if exit_code == NO_MEMORY_EXIT_CODE:
+        return f"it needs more memory than {memory}; raise that"
+    if exit_code >= 0:
+        return f"its process ended with exit code {exit_code} and without a verdict"
+    number = -exit_code
+    ended = f"its process was ended by signal {number} ({signal.strsignal(number)})"
+    if number in _LACKS_MEMORY:
+        ended += f"; if it needs more than {memory}, raise that"
+    return ended
 
 
 class _Worker:

@@ -147,6 +147,25 @@ def test_the_first_screen_is_the_answer(chromium: Chromium, tmp_path: Path) -> N
     assert chromium.messages() == []
 
 
+@pytest.mark.parametrize(("width", "columns"), [(1280, 3), (1000, 2), (390, 1)])
+def test_the_bar_of_tokens_fills_the_row_that_it_would_have_alone(
+    chromium: Chromium, tmp_path: Path, width: int, columns: int
+) -> None:
+    """Three charts stand before it; its legend is beside it then."""
+    run = make_run(tmp_path / "run")
+    for path in (run / "rollouts").iterdir():
+        measure(path, "2+5=7. Wait. 7.", 5, thinking=40, first_right=10)
+    write_page(tmp_path / "page.html", [run])
+    chromium.open(tmp_path / "page.html", width=width)
+    *charts, bar = [figure.rect for figure in chromium.all("#result .plots figure")]
+    assert len(charts) == 3 and len({chart["x"] for chart in charts}) == columns
+    right = max(chart["x"] + chart["width"] for chart in charts)
+    assert abs(bar["x"] + bar["width"] - right) < 1
+    drawn = chromium.one("#result figure:has(.parts) svg").rect
+    legend = chromium.one("#result .parts").rect
+    assert (legend["x"] >= drawn["x"] + drawn["width"]) == (columns == 3)
+
+
 def test_filters_search_and_theme(chromium: Chromium, page: Path) -> None:
     chromium.open(page)
     assert chromium.one("#count").text == "36 of 36 responses"

@@ -175,6 +175,60 @@ def test_a_weight_that_a_sync_loses_ends_all_ranks_with_3(cli: ForkedCli, tmp_pa
     assert [line["step"] for line in read_lines(tmp_path / "metrics.jsonl")] == [1]
 
 
+@pytest.mark.parametrize(
+    ("keys", "why"),
+    [
+        (["verify.judge=own_judges:nan"], "TypeError: it returned nan, which is neither right nor"),
+        (
+            ["verify.judge=own_judges:only_late", "verify.timeout_seconds=0.2"],
+            "it took longer than verify.timeout_seconds=0.2; raise that",
+        ),
+    ],
+)
+def test_a_judge_that_always_fails_ends_all_ranks_before_the_first_step(
+    cli: ForkedCli, undisturbed: Path, tmp_path: Path, keys: list[str], why: str
+) -> None:
+    """With the first reason, which one rank may know alone; when it is mended the run goes on."""
+    words = ["train", QUICKSTART, *SMALL, "eval.max_response_tokens=300", f"run.dir={tmp_path}"]
+    both = run_on_two_ranks(cli, [*words, *keys])
+    assert [ended.exit_code for ended in both] == [2, 2]
+    (error,) = [line for ended in both for line in ended.stderr.splitlines() if "error: " in line]
+    assert f"none of the responses to 4 problems could be judged; the first: {why}" in error
+    assert not (tmp_path / "evals.jsonl").exists() and not (tmp_path / "metrics.jsonl").exists()
+    if "nan" in keys[0]:
+        for again in run_on_two_ranks(
+            cli, ["train", QUICKSTART, *SMALL, f"run.dir={tmp_path}", "--resume"]
+        ):
+            assert again.exit_code == 0, again.stderr
+        assert compare_runs(undisturbed, tmp_path) == []
+
+
+def test_a_judge_that_always_fails_ends_a_run_without_evaluations_in_its_first_step(
+    cli: ForkedCli, tmp_path: Path
+) -> None:
+    words = ["train", QUICKSTART, *SMALL, f"run.dir={tmp_path}", "eval.data=null"]
+    words += ["rollout.max_response_tokens=300", "verify.judge=own_judges:nan"]
+    error = cli.run(words).error
+    assert "none of the responses to 6 problems could be judged; the first: TypeError: " in error
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_a_judge_that_always_fails_ends_all_ranks_of_an_evaluation(
+    cli: ForkedCli, tmp_path: Path
+) -> None:
+    """No sample is stored, and the same directory takes the mended judge."""
+    words = ["eval", "--model=tiny_reasoner", f"--out={tmp_path}", "limit=24", "samples=1"]
+    both = run_on_two_ranks(cli, [*words, "judge=own_judges:nan"])
+    assert [ended.exit_code for ended in both] == [2, 2]
+    (error,) = [line for ended in both for line in ended.stderr.splitlines() if "error: " in line]
+    assert "judge own_judges:nan: none of the responses to " in error
+    assert "TypeError: it returned nan, which is neither right nor wrong" in error
+    assert not (tmp_path / "samples").exists()
+    ended = cli.run([*words, "judge=own_judges:last_box"])
+    assert ended.exit_code == 0, ended.stderr
+    assert "with verifier=" in cli.run([*words, "judge=own_judges:half_of_them"]).error
+
+
 def test_a_dead_rank_ends_an_evaluation(cli: ForkedCli, tmp_path: Path) -> None:
     words = ["eval", "--model=tiny_reasoner", f"--out={tmp_path}", "limit=40", "samples=4"]
     ended, dead = run_on_two_ranks(cli, words, DYING_ENGINE.replace("== 2", "== 0"))

@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -59,6 +60,12 @@ def test_only_the_adapted_layers_change_and_peft_reads_the_adapter(trained: Path
     expected = logits(AutoModelForCausalLM.from_pretrained(trained / "hf"))
     assert expected.std() > 1
     torch.testing.assert_close(logits(adapted), expected, rtol=0, atol=1e-4)
+    card = (trained / "adapter/README.md").read_text("utf-8")
+    assert f'base_model: "{TINY_REASONER.resolve()}"\nlibrary_name: peft\n' in card
+    code = card.partition("```python\n")[2].partition("answer = ")[0]
+    loaded: dict[str, Any] = {}
+    exec(code, loaded)  # up to where it asks the model
+    torch.testing.assert_close(logits(loaded["model"]), expected, rtol=0, atol=1e-4)
     merged_by_peft = adapted.merge_and_unload().state_dict()
     for name in sorted(changed):
         torch.testing.assert_close(merged_by_peft[name], merged[name], rtol=1e-6, atol=1e-7)

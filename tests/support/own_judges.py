@@ -65,3 +65,13 @@ def judge_or_misbehave(text: str, gold: str, fields: dict[str, Any]) -> Verdict:
         time.sleep(float(text.split()[1]))
     outcome = Outcome.CORRECT if text == gold else Outcome.WRONG
     return Verdict(outcome=outcome, answer=f"{text} {os.getpid()}")
+
+
+def nan(text: str, gold: str, fields: dict[str, Any]) -> float:
+    """Judges nothing, as one that divides by what is not there."""
+    return math.nan
+
+
+def only_late(text: str, gold: str, fields: dict[str, Any]) -> None:
+    """Takes longer than anybody waits."""
+    time.sleep(60)

@@ -9,7 +9,13 @@ import pytest
 
 from megatron_opsft.config import EvalConfig
 from megatron_opsft.config.load import load_config
-from megatron_opsft.run.record.summary import card_of_best, model_card, summarize
+from megatron_opsft.records import Message
+from megatron_opsft.run.record.summary import (
+    card_of_adapter,
+    card_of_best,
+    model_card,
+    summarize,
+)
 from megatron_opsft.run.record.written_models import drop_superseded
 from megatron_opsft.run.run_files import best_evaluation, describe_best
 
@@ -130,6 +136,28 @@ def test_the_card_of_a_kept_model_has_step_rule_and_its_own_figures(tmp_path: Pa
     ) in card
     assert f'pipeline("text-generation", "{tmp_path}/best/step_000008")' in card
     assert "70.0 %" not in card and "me/last" not in card and "the prompt" in card
+
+
+def test_the_card_of_an_adapter_names_its_base_and_how_it_is_loaded(tmp_path: Path) -> None:
+    """Of the last model and of one in best/; all else is as in the card of the merged model."""
+    words = ["model.path=m", "data.train=d", f"run.dir={tmp_path}", "lora.rank=8"]
+    config = load_config(None, [*words, "export.push_to_hub=me/last"])
+    lines = [{**line, "eval_samples": 4} for line in evaluations_of([(0.8, 100), (0.9, 60)])]
+    for card in (
+        model_card(summarize(config, lines, 4, 4), config, [Message("user", 'a "")\n')], "p"),
+        card_of_best(lines, config, [], "p"),
+    ):
+        adapter = card_of_adapter(card, "org/base", tmp_path / "adapter").splitlines()
+        merged = card.splitlines()
+        header, loads = adapter.index("library_name: peft"), adapter.index("```python")
+        assert adapter[: header + 1] == ["---", 'base_model: "org/base"', "library_name: peft"]
+        code = adapter[loads + 1 : loads + 7]
+        assert code[0] == "from peft import AutoPeftModelForCausalLM"
+        assert code[3] == f'model = AutoPeftModelForCausalLM.from_pretrained("{tmp_path}/adapter")'
+        assert code[4] == 'tokenizer = AutoTokenizer.from_pretrained("org/base")'
+        same = merged.index("messages = [")
+        assert adapter[header + 1 : loads + 1] == merged[2 : merged.index("```python") + 1]
+        assert adapter[loads + 7 :] == merged[same:] and "me/last" not in "".join(adapter)
 
 
 def test_a_card_without_evaluations_names_no_best_one(tmp_path: Path) -> None:

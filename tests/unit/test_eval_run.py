@@ -272,6 +272,7 @@ def test_a_model_read_otherwise_is_another_model(tmp_path: Path) -> None:
     same = edited_model(tmp_path / "same", "config.json")
     for _ in range(2):
         enter(tmp_path, same)
+    SampleFiles(tmp_path).append("arithmetic", [])  # without samples it may become another one
     (ended, *_) = same["end_tokens"]
     for file, change, words in (
         ("config.json", {"rope_parameters": ROPE}, r"shape\.rope_theta=.*, not 123456\.0"),

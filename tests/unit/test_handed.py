@@ -193,7 +193,8 @@ def test_judges_that_cannot_be_handed_over_are_one_line(tmp_path: Path) -> None:
     lock = threading.Lock()
     config = load_config(QUICKSTART, {"run.dir": tmp_path / "run"})
     for judge, said in (
-        ("math", "train: judge is of type str, not a function of"),
+        (7, "train: judge is of type int, not a function of"),
+        ("maths", "train: judge: 'maths' is not a judge; write math, package.module:function, or"),
         (lambda text, gold, fields: lock, "train: judge cannot be pickled .TypeError: cannot"),
     ):
         with pytest.raises(UserError, match=f"^[^\n]*{said}[^\n]*$"):
@@ -206,6 +207,15 @@ def test_judges_that_cannot_be_handed_over_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="^evaluate: data mine is of type int"):
         evaluate(model="tiny_reasoner", out=tmp_path / "out", data={"mine": 7})
     assert not (tmp_path / "run").exists() and not (tmp_path / "out").exists()
+
+
+def test_a_judge_may_be_named_in_python(tmp_path: Path) -> None:
+    """As on the command line; nothing is written for it."""
+    config = load_config(QUICKSTART, {"run.dir": tmp_path, "verify.judge": "own_judges:last_box"})
+    for name in ("math", "own_judges:last_box", "/a/folder/mine.py:judge"):
+        assert api._with_handed(config, None, name).verify.judge == name
+        assert pack_judge(name, where="") == (name, b"")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_evaluation_s_data_are_files_rows_or_both(tmp_path: Path) -> None:

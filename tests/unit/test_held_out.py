@@ -46,6 +46,11 @@ class Sampled:
         assert sorted(problems) == ["p0", "p1"]
         return [Verdict(outcome=outcome) for _, _, outcome in RESPONSES]
 
+    def always_fails(self, outcomes: Any, num_problems: int) -> bool:
+        assert num_problems == 2
+        assert [*outcomes] == [(f"p{n // 2}", out) for n, (_, _, out) in enumerate(RESPONSES)]
+        return False
+
 
 def files_in(directory: Path) -> list[str]:
     files = [path for path in directory.rglob("*") if path.is_file()]

@@ -100,6 +100,17 @@ def test_on_cpus_as_many_ranks_as_the_layout_needs(
     assert "as the layout needs" not in printed(cli, *words, "--gpus-per-node", 8)
 
 
+def test_the_first_line_says_which_gpus_are_assumed_where_there_is_none(cli: ForkedCli) -> None:
+    """On a machine with one, and if the device is named, nothing is said; nor in JSON."""
+    none, one = (f"import shutil; shutil.which = lambda name: {at}" for at in ("None", "'/bin/x'"))
+    said = "assumed: 8 x h100 on a node, as no GPU is seen here; --gpu names another device"
+    assert cli.run(["plan", SMALL], none).stdout.startswith(said)
+    assert said in cli.run(["plan", SMALL, "--search", "--nodes", "1,2"], none).stdout
+    for words, prelude in ((["plan", SMALL, "--gpu", "h100"], none), (["plan", SMALL], one)):
+        assert cli.run(words, prelude).stdout.startswith("1.78 B parameters on 8 x h100")
+    assert json.loads(cli.run(["plan", SMALL, "--json"], none).stdout)["fits"] is True
+
+
 def test_a_search_prints_what_to_override(cli: ForkedCli) -> None:
     found = plan(cli, SMALL, "--search")
     assert found["fits"] is True
@@ -113,6 +124,7 @@ def test_a_search_for_several_numbers_of_nodes_gives_each_its_own_best_layout(
 ) -> None:
     """The one that a search for it alone finds; where there is none, what would help."""
     words = [SMALL.with_name("r1_distill_7b_paper.yaml"), "--gpus-per-node", 1, "--search"]
+    words += ["--gpu", "h100"]
     rows = plan(cli, *words, "--nodes", "1,4", exit_code=4)["runs"]
     assert [(row["world_size"], row["is_safe"]) for row in rows] == [(1, False), (4, True)]
     assert [row.pop("would_fit") for row in rows] == [["--nodes 4", "lora.rank=32"], []]

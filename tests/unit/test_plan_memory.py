@@ -190,7 +190,7 @@ def test_what_fits_says_what_it_costs() -> None:
     rank = plan.worst
     spare = f"{rank.margin / 1e9:.1f} GB ({100 * rank.margin / rank.limit:.0f}%)"
     takes = f"100 steps take {60 * plan.hours:.1f} minutes, {plan.device_hours:,.1f} device-hours"
-    costs = f"FITS, with {spare} to spare on stage 0. {takes}, ${plan.price:,.0f}. Bottleneck: "
+    costs = f"FITS, with {spare} to spare. {takes}, ${plan.price:,.0f}. Bottleneck: "
     assert verdict_line(plan).startswith(costs)
     longer = Plan(run=plan.run, num_steps=1000)
     assert f"1000 steps take {longer.hours:.1f} hours, " in verdict_line(longer)

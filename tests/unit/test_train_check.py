@@ -1,6 +1,7 @@
 """`train --check`: the same checks as a start, and what the run would do; nothing is written."""
 
 import json
+import re
 from pathlib import Path
 
 from forked_cli import ROOT, ForkedCli
@@ -20,18 +21,49 @@ def test_a_run_is_described_and_nothing_is_written(cli: ForkedCli, tmp_path: Pat
     assert f"{train}: {num_problems} problems to train on, 4 held out" in rows["data"]
     assert "on_policy_sft: A = 1[correct and n <= L]" in rows["method"]
     assert "24 responses of up to 64 tokens" in rows["method"]
-    assert "1 x cpu: FITS" in rows["memory"]
     # Figures of so small a run are not rounded to nothing.
-    assert " 0.0 " not in rows["memory"] and " seconds. Bottleneck: " in rows["memory"]
+    fits = r" *1 x cpu: FITS, with [\d.]+ GB \(\d+%\) to spare\. \d+ steps take [\d.]+ (\w+)\."
+    assert re.fullmatch(fits, rows["memory"]) and " 0.0 " not in rows["memory"]
     assert "models 2.67 MB" in rows["disk"]
     lines = [json.loads(line) for line in train.read_text("utf-8").splitlines()]
     (answer,) = [line["answer"] for line in lines if line["problem"] in rows["prompt"]]
     assert rows["gold answer"].strip() == answer
-    assert f"{run_dir} is new" in rows["run.dir"]
-    assert "run.eval_every" in rows["free on resume"]
-    assert "optimizer.lr" in rows["adjustable"]
+    takes = "math takes the first problem's own answer as right: yes"
+    assert rows["judge"].strip() == takes
+    assert f"{run_dir} is new" in rows["run.dir"] and "on resume" not in rows
     assert ended.stdout.count("\\boxed{}") == 1  # the prompt, as the model sees it
     assert not run_dir.exists()
+
+
+def test_the_judge_is_tried_on_the_first_answer(cli: ForkedCli, tmp_path: Path) -> None:
+    """What it says of that is said; one that gives no verdict is refused."""
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import os, time\n"
+        "def no(text, gold, fields): return text != rf'\\boxed{{{gold}}}'\n"
+        "def nothing(text, gold, fields): return None\n"
+        "def exits(text, gold, fields): os._exit(3)\n"
+        "def slow(text, gold, fields): time.sleep(9)\n"
+    )
+    words = [*WORDS, *SMALL_RUN, f"run.dir={tmp_path / 'run'}", "verify.timeout_seconds=0.5"]
+    said = cli.run([*words, f"verify.judge={file}:no"])
+    assert said.exit_code == 0
+    assert f"{file}:no takes the first problem's own answer as right: no (wrong)" in said.stdout
+    for name, why in {
+        "nothing": "TypeError: it returned NoneType, not a bool",
+        "exits": "its process ended with exit code 3",
+        "slow": "it took longer than verify.timeout_seconds=0.5; raise that",
+    }.items():
+        error = cli.run([*words, f"verify.judge={file}:{name}"]).error
+        assert f"judge {file}:{name}: it cannot judge \\boxed{{" in error and why in error
+
+
+def test_a_run_that_is_there_says_what_may_change(cli: ForkedCli, tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text('{"kind": "run"}')
+    said = cli.run([*WORDS, *SMALL_RUN, f"run.dir={tmp_path}", "--resume=auto"])
+    assert said.exit_code == 0, said.stderr
+    (line,) = [line for line in said.stdout.splitlines() if line.startswith("on resume")]
+    assert "optimizer.lr" in line and "run.eval_every" not in line
 
 
 def test_a_method_that_measures_the_thinking_says_so(cli: ForkedCli, tmp_path: Path) -> None:

@@ -55,8 +55,12 @@ def test_hung_and_dying_workers_are_replaced_and_cost_only_their_item() -> None:
     late = Outcome.TIMEOUT
     expected = [WRONG, late, WRONG, ERROR, late, ERROR, WRONG, late, CORRECT, CORRECT]
     assert [v.outcome for v in verdicts] == expected
+    ended = {"die": "its process was ended by signal 9 (Killed); if it needs more than "}
+    ended["die"] += "verify.memory_gb=1, raise that"
+    ended["exit"] = "SystemExit: 3 (own_judges.py:56)"
     for (text, _), verdict in zip(items, verdicts, strict=True):
-        assert verdict.answer.rpartition(" ")[0] in (text, "")
+        assert verdict.answer == ended.get(text) or verdict.answer.rpartition(" ")[0] in (text, "")
+    assert [verdict.answer for verdict in verdicts if verdict.outcome is ERROR] == [*ended.values()]
     assert verdicts[-1] == verdicts[-2]  # of one process, which names itself
 
 
@@ -65,6 +69,85 @@ def test_an_answer_too_large_for_what_is_left_is_judged_by_a_fresh_worker() -> N
     with VerifierPool(1, 30, judge=ROGUE, max_memory_bytes=600 * 2**20) as pool:
         verdicts = pool.judge(items)
     assert [v.outcome for v in verdicts] == [WRONG, CORRECT, ERROR, CORRECT]
+    assert verdicts[2].answer == "it needs more memory than verify.memory_gb=0.585938; raise that"
+
+
+@pytest.mark.parametrize(
+    ("dies", "says"),
+    [
+        ("os._exit(3)", "its process ended with exit code 3 and without a verdict"),
+        ("os._exit(0)", "its process ended with exit code 0 and without a verdict"),
+        ("os.kill(os.getpid(), 4)", "its process was ended by signal 4 (Illegal instruction)"),
+        (
+            "os.abort()",
+            "its process was ended by signal 6 (Aborted); if it needs more than "
+            "verify.memory_gb=1, raise that",
+        ),
+        ("sys.exit(3)", "SystemExit: 3 (dying.py:4)"),
+    ],
+)
+def test_a_judge_that_ends_its_process_says_how_and_blames_memory_only_if_it_can(
+    dies: str, says: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "dying.py"
+    file.write_text(f"import os, sys\n\ndef judge(text, gold, fields):\n    {dies}\n")
+    with VerifierPool(1, 30, judge=f"{file}:judge") as pool:
+        (verdict,) = pool.judge([("a", "a")])
+    assert (verdict.outcome, verdict.answer) == (ERROR, says)
+
+
+def failing_at(*problems: str) -> list[tuple[str, Outcome]]:
+    return [(problem, ERROR) for problem in problems]
+
+
+def test_a_judge_always_fails_if_it_has_no_verdict_on_enough_problems() -> None:
+    """Eight, or all that there are; one problem with many responses is not enough."""
+    late, cut = (str(7), Outcome.TIMEOUT), ("cut", Outcome.UNFINISHED)
+    with Verifier(VerifyConfig(judge=ROGUE, workers=1)) as verifier:
+        assert not verifier.always_fails([cut] * 99, 99)
+        assert not verifier.always_fails(failing_at(*map(str, range(7))) * 20, 99)
+        assert not verifier.always_fails([cut], 8)
+        assert verifier.always_fails([late], 99)
+        assert not verifier.always_fails([("8", WRONG), *failing_at("9")], 99)
+        assert verifier.has_judged and not verifier.always_fails(failing_at(*"abcdefghijk"), 11)
+    with Verifier(VerifyConfig(judge=ROGUE, workers=1)) as verifier:
+        assert not verifier.always_fails([], 0)
+        assert verifier.always_fails(failing_at("a", "b"), 2)
+        assert "none of the responses to 2 problems could be judged; the first: why. " in str(
+            verifier.refusal("why")
+        )
+
+
+def test_a_judge_in_a_file_that_no_path_leads_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It imports its neighbours, and may be called as another module is. Its identity is of its
+    name and content, wherever it lies.
+    """
+    names = []
+    for folder in ("one", "two"):
+        file = tmp_path / folder / "json.py"
+        file.parent.mkdir()
+        (file.parent / "a_neighbour.py").write_text("RIGHT = 'right'\n")
+        file.write_text(
+            "import a_neighbour, dataclasses\n"
+            "@dataclasses.dataclass\nclass Answer:\n    text: 'str'\n"
+            "def judge(text, gold, fields):\n    return Answer(text).text == a_neighbour.RIGHT\n"
+        )
+        config = VerifyConfig(judge=f"{file}:judge", workers=1)
+        check_judge(config)
+        pairs = [(text, Problem(id=text, text="", answer="x")) for text in ("right", "wrong")]
+        assert outcomes(config, pairs) == [CORRECT, WRONG]
+        names.append(describe_judge(config, ""))
+    assert names[0] == names[1] and re.fullmatch(r"json.py:judge, sha256 [0-9a-f]{16}", names[0])
+    monkeypatch.chdir(tmp_path)
+    check_judge(VerifyConfig(judge="one/json.py:judge"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    check_judge(VerifyConfig(judge="~/one/json.py:judge"))
+    with pytest.raises(UserError, match=r"none.py cannot be imported \(FileNotFoundError: .*\)$"):
+        check_judge(VerifyConfig(judge=f"{tmp_path}/none.py:judge"))
+    with pytest.raises(UserError, match=r"json.py has no function other; write .*FILE.py:function"):
+        check_judge(VerifyConfig(judge="one/json.py:other"))
 
 
 BIG_JUDGE = """
@@ -307,7 +390,7 @@ def test_a_judge_that_is_not_there_is_one_line_before_anything_is_written(
     }.items():
         with pytest.raises(UserError, match=f"^[^\n]*{said}[^\n]*$"):
             check_judge(VerifyConfig(judge=name))
-    with pytest.raises(ValueError, match="'maths' is not a judge; write math, or .*function "):
+    with pytest.raises(ValueError, match="'maths' is not a judge; write math, .*function "):
         VerifyConfig(judge="maths")
     with pytest.raises(ValueError, match=r"did you mean own\.judges:last_box\?"):
         VerifyConfig(judge="own.judges.last_box")

@@ -175,6 +175,8 @@ def _sample(
     is_correct = _agree_on_done(inputs, job, name)
     num_done = len(is_correct)
     num_correct = sum(is_correct.values())
+    # Of the last few samples of an evaluation the judge may fail at all.
+    verifier.has_judged = verifier.has_judged or num_done > 0
     missing = missing_requests(
         inputs.benchmarks, inputs.prompts, is_correct, inputs.settings.seed
     )

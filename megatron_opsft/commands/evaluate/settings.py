@@ -127,7 +127,7 @@ class EvalSettings(Section):
     budgets: Annotated[tuple[int, ...], CommaSeparated] = ()
     """Token budgets of the curves; by default powers of two up to max_tokens."""
     judge: JudgeName = "math"
-    """Who judges an answer: math, or a function of your own, package.module:function
+    """Who judges an answer: math, or your own, package.module:function or FILE.py:function
     (docs/data.md).
     """
     verify_timeout: PositiveFloat = 30.0
@@ -201,7 +201,8 @@ class EvaluationDirectory(OwnedDirectory):
         if overwrite:
             self.clear(needed)
         identity = manifest["identity"]
-        self.check_same(identity, growing="data")
+        if self.path / "samples" in self.entries():
+            self.check_same(identity, growing="data")
         data = self.data() | identity["data"]
         self.write_manifest({**manifest, "identity": identity | {"data": data}})
 

@@ -12,14 +12,14 @@ from typing import Self
 
 from megatron_opsft.commands.evaluate.benchmarks import Benchmark
 from megatron_opsft.data.stored_samples import SampleFiles, StoredSample
-from megatron_opsft.records import Problem, Rollout, TokenIds
+from megatron_opsft.records import Problem, Rollout, TokenIds, Verdict
 from megatron_opsft.rollout.engine import EngineShare
 from megatron_opsft.rollout.requests import ResponseRequest, make_requests
 from megatron_opsft.rollout.sampling import EVAL_STEP
 from megatron_opsft.rollout.token_use import TokenMeter
 from megatron_opsft.runtime.job import Job
 from megatron_opsft.runtime.rounding import ceil_div
-from megatron_opsft.verify.verifier import Verifier
+from megatron_opsft.verify.verifier import FAILURES, Verifier
 
 FinishedResponse = tuple[Rollout, int]
 """A rollout, whose problem_id is the problem's key, and how many tokens were sampled for it beyond
@@ -125,6 +125,7 @@ class Scorer:
             self._problems |= benchmark.problems_by_key()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="scorer")
         self._waiting: list[FinishedResponse] = []
+        self._judged: list[tuple[FinishedResponse, Verdict]] = []
         self._last_batch: Future[None] = Future()
         self._last_batch.set_result(None)
         self._started = 0.0
@@ -152,18 +153,34 @@ class Scorer:
         with self._thread:
             try:
                 self._start_batch().result()
+                self._store()
             except Exception:
                 if kind is None:  # else the error of the `with` block is raised
                     raise
 
     def _judge(self, batch: Sequence[FinishedResponse]) -> None:
-        """Judge a batch, store its samples, then count them."""
-        verdicts = self._verifier.score(
-            [rollout for rollout, _ in batch], self._problems
-        )
+        """Judge a batch and store it; failures wait until the judge has given its first verdict.
+
+        Errors: `UserError` if it has failed at all responses of this rank since the start; of these
+        nothing is stored.
+        """
+        rollouts = [rollout for rollout, _ in batch]
+        verdicts = self._verifier.score(rollouts, self._problems)
+        judged = list(zip(batch, verdicts, strict=True))
+        outcomes = [(one.problem_id, verdict.outcome) for (one, _), verdict in judged]
+        if self._verifier.always_fails(outcomes, len(self._problems)):
+            raise self._verifier.refusal(self._verifier.first_failure)
+        self._judged += judged
+        has_failures = any(verdict.outcome in FAILURES for _, verdict in self._judged)
+        if self._verifier.has_judged or not has_failures:
+            self._store()
+
+    def _store(self) -> None:
+        """Store the samples that are judged, then count them."""
+        judged, self._judged = self._judged, []
         samples: defaultdict[str, list[StoredSample]] = defaultdict(list)
         num_correct = num_tokens = 0
-        for (rollout, extra_tokens), verdict in zip(batch, verdicts, strict=True):
+        for (rollout, extra_tokens), verdict in judged:
             benchmark = rollout.problem_id.partition("/")[0]
             problem = self._problems[rollout.problem_id]
             sample = StoredSample(
@@ -187,4 +204,4 @@ class Scorer:
         # In the reverse order of `COUNTERS`.
         self._job.add(f"{self._name}/tokens", num_tokens)
         self._job.add(f"{self._name}/correct", num_correct)
-        self._job.add(f"{self._name}/done", len(batch))
+        self._job.add(f"{self._name}/done", len(judged))

@@ -21,6 +21,7 @@ from megatron_opsft.errors import ANSWER_IS_NO, UserError
 from megatron_opsft.records import JsonObject
 from megatron_opsft.run.start.checked_run import fewest_ranks
 from megatron_opsft.runtime.console import say
+from megatron_opsft.runtime.libraries import sees_gpu
 
 if TYPE_CHECKING:
     from megatron_opsft.commands.plan.estimate import Plan
@@ -70,6 +71,11 @@ class PlanRun(_OnDevices, RunCommand):
         if config.run.steps < 1:
             raise UserError("run.steps=0 costs nothing; set run.steps above 0")
         ranks_per_node, note = self.gpus_per_node or 8, ""
+        if not {"gpu", "hardware"} & self.model_fields_set and not sees_gpu():
+            note = (
+                f"assumed: {ranks_per_node} x {self.gpu} on a node, as no GPU is seen here; --gpu "
+                "names another device (h200, a100, b200, cpu)\n\n"
+            )
         if self.gpu == "cpu" and self.gpus_per_node is None:
             ranks_per_node = fewest_ranks(config)
             note = (

@@ -35,6 +35,12 @@ def show_plan(plan: "Plan") -> str:
 
 
 def verdict_line(plan: "Plan") -> str:
+    """Say if the run fits, with the margin, what it takes, and what takes longest."""
+    line = cost_line(plan)
+    return line if plan.problems else f"{line} Bottleneck: {plan.bottleneck}."
+
+
+def cost_line(plan: "Plan") -> str:
     """Say if the run fits, with the margin, and what it takes."""
     if plan.problems:
         return f"{describe_fit(plan)} {SEARCH_HINT}"
@@ -43,7 +49,7 @@ def verdict_line(plan: "Plan") -> str:
         cost += f", {plan.device_hours:,.1f} device-hours"
     if plan.price >= _LEAST_PRICE:
         cost += f", ${plan.price:,.0f}"
-    return f"{describe_fit(plan)}. {cost}. Bottleneck: {plan.bottleneck}."
+    return f"{describe_fit(plan)}. {cost}."
 
 
 def _describe_hours(hours: float) -> str:
@@ -65,7 +71,8 @@ def describe_fit(plan: "Plan") -> str:
     rank = plan.worst
     verdict = "FITS" if plan.is_safe else "FITS TIGHTLY"
     spare = f"{rank.margin / 1e9:.1f} GB ({rank.margin / rank.limit:.0%})"
-    return f"{verdict}, with {spare} to spare on stage {rank.stage.index}"
+    where = f" on stage {rank.stage.index}" if len(plan.memory) > 1 else ""
+    return f"{verdict}, with {spare} to spare{where}"
 
 
 def _headline(plan: "Plan") -> str:

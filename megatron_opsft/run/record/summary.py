@@ -210,6 +210,15 @@ These are the messages of a problem it was trained on. Its prompts in training l
 """
 
 
+_LOADS_ADAPTER = """from peft import AutoPeftModelForCausalLM
+from transformers import AutoTokenizer, pipeline
+
+model = AutoPeftModelForCausalLM.from_pretrained({place})
+tokenizer = AutoTokenizer.from_pretrained({base})
+answer = pipeline("text-generation", model, tokenizer=tokenizer)
+"""
+
+
 def model_card(
     summary: Mapping[str, Any], config: Config, messages: Sequence[Message], prompt: str
 ) -> str:
@@ -238,6 +247,20 @@ def model_card(
         evidence=_evidence(summary["base"], exported),
         best=best,
     )
+
+
+def card_of_adapter(card: str, base: str, place: Path) -> str:
+    """Return the README.md of a LoRA adapter: the card of the model into which it is merged, but
+    for the header and for how it is loaded.
+
+    base: the model that it is added to, as adapter_config.json names it. place: its directory.
+    """
+    of_adapter = f"base_model: {json.dumps(base)}\nlibrary_name: peft\n"
+    card = card.replace("library_name: transformers\n", of_adapter, 1)
+    before, found, rest = card.partition("from transformers import pipeline\n")
+    _, _, behind = rest.partition('")\n')  # the line that loads the model
+    loads = _LOADS_ADAPTER.format(base=json.dumps(base), place=json.dumps(str(place)))
+    return before + loads + behind if found else card
 
 
 def card_of_best(

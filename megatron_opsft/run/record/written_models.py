@@ -2,6 +2,7 @@
 (best/), and with LoRA the adapter (adapter/).
 """
 
+import json
 import shutil
 from collections.abc import Mapping
 from functools import partial
@@ -11,10 +12,12 @@ from megatron_opsft.models.storage.adapter_config import adapter_config_json
 from megatron_opsft.models.storage.adapters import adapter_files
 from megatron_opsft.models.storage.hf_files import stacks_experts
 from megatron_opsft.models.storage.hf_writer import write_hf_model
+from megatron_opsft.models.storage.model_paths import ADAPTER_NAME
 from megatron_opsft.models.storage.partial import written_whole
 from megatron_opsft.models.storage.replacing import check_out
 from megatron_opsft.models.storage.stored_weights import carried_of
 from megatron_opsft.models.weights.lora import adapters_of_rules
+from megatron_opsft.run.record.summary import card_of_adapter
 from megatron_opsft.run.start.run_directory import ADAPTER, BEST
 from megatron_opsft.run.start.session import Session, log
 from megatron_opsft.run.sync.export import Exporter
@@ -40,7 +43,8 @@ def write_final(s: Session, card: str) -> None:
     adapter = _gather_adapter(s)
     _write_model(s, "hf", {"README.md": card.encode()} if card else {})
     if adapter:
-        _replace_directory(s.config.run.dir / ADAPTER, adapter)
+        place = s.config.run.dir / ADAPTER
+        _replace_directory(place, _with_card(adapter, card, place))
 
 
 def _write_model(s: Session, name: str, more_files: Mapping[str, bytes]) -> None:
@@ -99,6 +103,17 @@ def _gather_adapter(s: Session) -> dict[str, bytes]:
     return {}
 
 
+def _with_card(
+    adapter: Mapping[str, bytes], card: str, place: Path
+) -> dict[str, bytes]:
+    """Return the files of an adapter, with the card of its merged model made the adapter's.
+
+    place: the directory that it will be in.
+    """
+    base = json.loads(adapter[ADAPTER_NAME])["base_model_name_or_path"]
+    return {**adapter, "README.md": card_of_adapter(card, base, place).encode()}
+
+
 def best_model(s: Session, step: int) -> Path:
     """Return the directory in best/ of the model of that step."""
     return s.config.run.dir / BEST / step_name(step)
@@ -132,7 +147,8 @@ def copy_best(s: Session, step: int, card: str) -> None:
         write_files(written.directory, {"README.md": card.encode()})
     if (best / ADAPTER).is_dir():
         files = {path.name: path.read_bytes() for path in (best / ADAPTER).iterdir()}
-        _replace_directory(s.config.run.dir / ADAPTER, files)
+        place = s.config.run.dir / ADAPTER
+        _replace_directory(place, _with_card(files, card, place))
 
 
 def write_best(s: Session, step: int, card: str) -> None:
@@ -146,6 +162,8 @@ def write_best(s: Session, step: int, card: str) -> None:
         announce(f"writing {name}")
         try:
             adapter = _gather_adapter(s)
+            if adapter:
+                adapter = _with_card(adapter, card, best_model(s, step) / ADAPTER)
             inside = {f"{ADAPTER}/{file}": adapter[file] for file in adapter}
             _write_model(s, name, {"README.md": card.encode(), **inside})
         except FullDiskError as error:

@@ -14,6 +14,7 @@ from megatron_opsft.records import (
     record,
 )
 from megatron_opsft.run.start.session import Session
+from megatron_opsft.runtime.distributed import gather_from_all
 from megatron_opsft.runtime.phase import Stopwatch
 from megatron_opsft.trainer.batching.exchange import share_facts
 
@@ -81,13 +82,21 @@ def judge_problems(
 def judge_rollouts(
     s: Session, problems: Sequence[Problem], rollouts: Sequence[Rollout]
 ) -> JudgedProblems:
-    """Judge the responses that this rank sampled to these problems. Called by every rank."""
+    """Judge the responses that this rank sampled to these problems. Called by every rank.
+
+    Errors: `UserError` on every rank if the judge has failed at all responses since the start.
+    """
     verdicts = s.verifier.score(rollouts, {p.id: p for p in problems})
     token_uses = list(map(s.meter.measure, rollouts, verdicts))
+    responses = share_facts(rollouts, verdicts, token_uses, problems)
+    outcomes = ((problems[r.problem_index].id, r.outcome) for r in responses)
+    if s.verifier.always_fails(outcomes, len(problems)):
+        reasons = gather_from_all([s.verifier.first_failure])
+        raise s.verifier.refusal(next(filter(None, reasons)))
     return JudgedProblems(
         problems=problems,
         rollouts=rollouts,
         verdicts=verdicts,
         token_uses=token_uses,
-        responses=share_facts(rollouts, verdicts, token_uses, problems),
+        responses=responses,
     )
