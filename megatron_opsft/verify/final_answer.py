@@ -18,6 +18,11 @@ _MARKUP = re.compile(
     r"|(?<![\w\\*])(?:\*{1,3}|__|`)(?=\S)|(?<=[^\s\\])(?:\*{1,3}|__|`)(?![\w*])",
     re.MULTILINE,
 )
+# A line break between two characters that are no part of markup. Most texts without a box have one
+# near their beginning; it costs much less to find than all markup to remove.
+_LINE_BREAK = re.compile(
+    r"\n(?<=[^\s#>*_`]\n)(?<!correct\n)(?<!correct\.\n)\s*(?!I hope)[^\s#>*_`<]"
+)
 _ANSWER = (
     r"\b(?:answers?|ans|final choice|(?:correct|right) (?:option|choice)|respuesta|réponse|antwort"
     r"|resposta|risposta|ответ)\b"
@@ -111,7 +116,7 @@ def find_answers(response: str) -> list[str]:
 def only_line(response: str) -> str:
     """Return a response that is one short line without a box; "" for any other."""
     text = _text_behind_thinking(response)
-    if last_box(text) is not None:
+    if _LINE_BREAK.search(text) or last_box(text) is not None:
         return ""
     text = _MARKUP.sub("", text).strip()
     return text if "\n" not in text and len(text) <= _MAX_LINE else ""

@@ -21,6 +21,8 @@ from typing import NamedTuple
 
 from megatron_opsft.verify.statements import (
     BOXES,
+    FRACTIONS,
+    IS_THE_ANSWER,
     MAX_FRONT,
     Statement,
     content_of_box,
@@ -29,13 +31,13 @@ from megatron_opsft.verify.statements import (
     is_formula_stated,
     is_number_stated,
     is_question,
+    may_state,
     split_front,
 )
 
 _MAX_ASKED = 16  # different texts that the judge is asked for
 
 # Numbers, and what stands around them.
-_FRACTIONS = ("\\frac", "\\dfrac", "\\tfrac")
 _NUMBER = re.compile(
     r"(?P<sign>[+-]?)\s*\\?\$?\s*"
     r"(?P<top>\d{1,100}(?:(?:,|\{,\})\d{3}){0,30}(?:\.\d{1,100})?|\.\d{1,100})"
@@ -47,6 +49,10 @@ _MIXED_NUMBER = re.compile(
     r"(\d{1,100})\s*\\[dt]?frac\s*\{(\d{1,100})\}\s*\{(\d{1,100})\}"
 )
 _PERCENT_OR_DEGREES = re.compile(r"\s?(?:\\?%|°|\^\{?\\circ\}?)")
+# What follows the digits, or the numerator, of a number that is the answer.
+_THE_ANSWER = re.compile(
+    rf"(?:\s*/\s*\d{{1,100}})?(?:{_PERCENT_OR_DEGREES.pattern})?{IS_THE_ANSWER.pattern}"
+)
 _UNIT = re.compile(
     r"(?:\s*(?:\\?%|°|\^\{?\\circ\}?|\\(?:text|mbox|mathrm)\{[^{}]*\}(?:\^\{?\d\}?)?)"
     r"|\s+(?!pi\b|sqrt|or\b|and\b)[a-z]{2,})*\.?"
@@ -71,8 +77,6 @@ _END = re.compile(rf"[,，=:：]|{_CLOSING}")
 _END_OF_LIST = re.compile(_CLOSING)
 _SLASH = re.compile(r"(\\?\w+)\s*/\s*(\\?\w+)")
 _LAST_WORDS = re.compile(r"(?:\s+(?!pi\b|sqrt)[a-z]{2,})+\Z")
-_OPENING_BRACKET = re.compile(r"[(\[]")
-_CLOSING_BRACKET = re.compile(r"[)\]]")
 _ATOM = re.compile(r"\d+(?:\.\d+)?|[^\W\d_]+|[√∞°−-]")
 _LAYOUT = frozenset(
     (
@@ -117,7 +121,7 @@ def find_right_answers(
         judged: dict[str, bool] = {}
         find_statement = _state_formula if target.number is None else _state_number
         for key in target.key.finditer(text):
-            statement = find_statement(text, key.start(), key.end(), target)
+            statement = find_statement(text, *key.span(), target)
             if statement is None or statement.end in ends:
                 continue
             if statement.value not in judged:
@@ -202,19 +206,27 @@ def _number_pattern(number: Fraction, answer: str) -> re.Pattern[str]:
     size = abs(number)
     with_commas = f"{size.numerator:,}"
     whole = {str(size.numerator), with_commas, with_commas.replace(",", "{,}")}
-    spellings = set(map(re.escape, whole))
+    # No digit stands in front. That is looked at behind the first characters, because `re` searches
+    # fast for a pattern that starts with a character.
+    spellings = {_unless_behind_a_digit(number) for number in whole}
     decimals = set(re.findall(r"\d*\.\d+", answer))
     if size.denominator > 1:
         decimal = f"{float(size):.12g}"
         decimals |= {decimal, decimal.removeprefix("0")}
-    spellings.update(re.escape(decimal) + "0*" for decimal in decimals)
+    spellings.update(_unless_behind_a_digit(decimal) + "0*" for decimal in decimals)
     if size < 1:
-        spellings.add(re.escape(f"{float(100 * size):.12g}"))
+        spellings.add(_unless_behind_a_digit(f"{float(100 * size):.12g}"))
     alternatives = "|".join(sorted(spellings, key=len, reverse=True))
     pattern = rf"(?:{alternatives})(?!\d|[.,]\d)"
     if 1 < size.denominator < 10 and size.numerator < 10:  # as in \frac12
         pattern += rf"|(?<=frac){size.numerator}{size.denominator}"
     return re.compile(pattern)
+
+
+def _unless_behind_a_digit(number: str) -> str:
+    """Return the pattern of a number's digits that are not the end of a longer number."""
+    digits = re.escape(number)
+    return rf"{digits}(?<!\d{digits})"
 
 
 @lru_cache(maxsize=4096)
@@ -230,10 +242,10 @@ def _state_number(text: str, start: int, end: int, target: _Target) -> Statement
     """Return the statement of the number whose digits are text[start:end]; None if the text does
     not state it there, or if it is another number.
     """
-    if text[start - 1 : start].isdigit():
-        return None  # the end of a longer number
+    if not may_state(text, start) and not _THE_ANSWER.match(text, end):
+        return None
     front = split_front(text[max(0, start - MAX_FRONT) : start])
-    if front.words.endswith(_FRACTIONS):
+    if front.words.endswith(FRACTIONS):
         before, backslash, _ = front.words.rpartition("\\")
         start -= len(front.words) + len(front.signs) - len(before)
         front = split_front(before)
@@ -272,12 +284,13 @@ def _state_formula(
     it, nothing introduces it, or it differs from the answer in its numbers and letters.
     """
     front_start = max(0, start - target.reach)
-    around = text[front_start : end + MAX_FRONT]
-    if not all(atom in around for atom in target.others):
-        return None
     front = text[front_start:start]
     if not target.has_digits and front.rstrip("\\ ")[-1:].isdecimal():
         return None  # a factor: 2\pi is not \pi
+    if target.others:
+        around = text[front_start : end + MAX_FRONT]
+        if not all(atom in around for atom in target.others):
+            return None
     box_start = find_box(front)
     if box_start > 0:
         boxed = content_of_box(text, front_start + box_start, end)
@@ -292,11 +305,13 @@ def _state_formula(
     value_limit = min(len(text), end + target.reach)
     closing_sign = target.end.search(text, value_start, value_limit)
     value_end = closing_sign.start() if closing_sign else value_limit
-    if value_end < end or is_question(text, value_end):
+    if value_end < end:
         return None
     statement = _as_asked(text[value_start:value_end], value_end, target)
+    if statement is None or is_question(text, value_end):
+        return None
     far_front = text[max(0, start - MAX_FRONT) : introduction_end]
-    if statement is None or not is_formula_stated(far_front, is_equation):
+    if not is_formula_stated(far_front, is_equation):
         return None
     return statement
 
@@ -319,7 +334,9 @@ def _as_asked(value: str, end: int, target: _Target) -> Statement | None:
         end -= len(without_name) - len(shorter)
         if _atoms(shorter) != target.atoms:
             return None
-    if len(_OPENING_BRACKET.findall(shorter)) != len(_CLOSING_BRACKET.findall(shorter)):
+    num_opened = shorter.count("(") + shorter.count("[")
+    if num_opened != shorter.count(")") + shorter.count("]"):
         return None
-    in_latex = _SLASH.sub(r"\\frac{\1}{\2}", shorter).replace("*", "")
-    return Statement(in_latex, end)
+    if "/" in shorter:
+        shorter = _SLASH.sub(r"\\frac{\1}{\2}", shorter)
+    return Statement(shorter.replace("*", ""), end)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from itertools import chain
 from typing import NamedTuple
 
 from megatron_opsft.data.answers import closing_brace
@@ -11,9 +12,11 @@ MAX_FRONT = 200  # of the sentence in front of a value
 _MAX_BOX = 200
 _MAX_ASSUMPTION = 50  # in front of a sign or a verb that are searched for an "if"
 
+FRACTIONS = ("\\frac", "\\dfrac", "\\tfrac")
 BOXES = ("\\boxed", "\\fbox")
 _OPEN_BOX = re.compile(r"\\(?:boxed|fbox)\{")
-_EQUATION_SIGNS = ("=", "≈", "\\approx", "等于", "得", "是", "为", "####", "<answer>")
+_ASCII_EQUATION_SIGNS = ("=", "\\approx", "####", "<answer>")
+_EQUATION_SIGNS = (*_ASCII_EQUATION_SIGNS, "≈", "等于", "得", "是", "为")
 _NO_EQUATION_SIGNS = ("!=", "<=", ">=", ":=", "不是", "不等于", "是不是")
 _VERBS = (
     *(
@@ -62,10 +65,25 @@ _INTRODUCTIONS = (
     *_CHINESE_VERBS,
 )
 _CONCLUDING_WORDS = ("so", "thus", "hence", "therefore")
-_VERB = re.compile(
-    rf"(?: (?:{'|'.join(_VERBS)}|at)|'s"
-    rf"|\b(?:{'|'.join(_CONCLUDING_WORDS)}|So|Thus|Hence|Therefore))"
-    rf"(?![a-z])|:(?=\s)|{'|'.join(_CHINESE_VERBS)}"
+
+
+def _beginnings(*words: str) -> str:
+    """Return the pattern of one of several beginnings of words. That no letter stands in front of
+    one is looked at behind it: `re` searches fast for a pattern that starts with characters.
+    """
+    return "|".join(rf"{word}(?<!\w{word})" for word in words)
+
+
+def _backwards(words: Iterable[str]) -> str:
+    """Return the pattern of one of several words, in a text that is read from its end."""
+    return "|".join(word[::-1] for word in words)
+
+
+_CONCLUDING = (*_CONCLUDING_WORDS, *map(str.capitalize, _CONCLUDING_WORDS))
+# The last one is mostly near the end.
+_VERB_BACKWARDS = re.compile(
+    rf"(?<![a-z])(?:(?:{_backwards((*_VERBS, 'at'))}) |s'|(?:{_backwards(_CONCLUDING)})\b)"
+    rf"|(?<=\s):|{_backwards(_CHINESE_VERBS)}"
 )
 _HEDGES = (
     *(
@@ -93,7 +111,7 @@ _CONCLUSION = re.compile(
 _CONCLUSION_BEHIND = re.compile(
     r"[^.!?\n=\d]{0,60}\b(?:left|in total|altogether|in all)\b"
 )
-_IS_THE_ANSWER = re.compile(
+IS_THE_ANSWER = re.compile(
     r"[*$\\)]*\s(?:is|must be)\s(?:indeed\s)?the\s(?:\w+\s)?(?:answer|result)\b"
 )
 _FEW_WORDS_TO_THE_END = re.compile(
@@ -102,22 +120,24 @@ _FEW_WORDS_TO_THE_END = re.compile(
 # What ends with a sign or a verb, but states nothing, in small letters: an assumption or a guess
 # within a clause, an assumed equation, a denial or a guess before a verb.
 _ASSUMPTION = re.compile(
-    r"\b(?:if|whether|suppose|assum\w+|maybe|perhaps)\b[^,.;:\n]{0,30}\Z"
+    rf"(?:{_beginnings('if', 'whether', 'suppose', 'maybe', 'perhaps')}|assum(?<!\wassum)\w+)"
+    r"\b[^,.;:\n]{0,30}\Z"
 )
 _ASSUMED_EQUATION = re.compile(
     r"\b(?:let|when|where|for|with|given|at|say|try|set(?:ting)?|using|put|case)\s"
     r"[$\\(\s]*[a-z]\w{0,2}\s*=\Z"
 )
 _DENIAL = re.compile(
-    r"(?:n't|\bnot|\bcannot|\bnever|\bmight|\bmay|\bcould)\s\w+(?:\s\w+)?\Z"
+    rf"(?:n't|{_beginnings('not', 'cannot', 'never', 'might', 'may', 'could')})"
+    r"\s\w+(?:\s\w+)?\Z"
 )
 # An equation with an unknown that has a factor, such as 2x = 6 and 2x + 1 = 7, gives no number.
 _UNKNOWN_WITH_FACTOR = re.compile(
-    r"(?<![=\d.\w])\d+[a-z](?:\s*[-+]\s*\d*[a-z]?)?\s*=\Z", re.IGNORECASE
+    r"\d(?<![=\d.\w]\d)\d*[a-z](?:\s*[-+]\s*\d*[a-z]?)?\s*=\Z", re.IGNORECASE
 )
 _QUESTION = re.compile(r"[^.,;:!?\n。，？]{0,100}[?？]")
 _ITEM = re.compile(r"[.)][ *]+\S")
-_SENTENCE_BREAK_BACKWARDS = re.compile(r"\s[.!?]|[\n。！？]")
+_SENTENCE_BREAK_BACKWARDS = re.compile(r"[\s。！？](?:(?<=[\n。！？])|[.!?])")
 _TERM_BREAK = re.compile(
     r"[,，=:：;!?\n≈。；！？$]|\.(?!\d)|\*\*|\\[)\]]|\\(?:implies|approx)"
 )
@@ -136,6 +156,11 @@ _INTRODUCTIONS_BY_LAST = _by_last_character(_INTRODUCTIONS)
 # The last characters of words behind which a number may be concluded.
 _LAST_LETTERS = "".join(word[-1] for word in _CONCLUDING_WORDS)
 _MAY_CONCLUDE = frozenset(",:" + _LAST_LETTERS + _LAST_LETTERS.upper())
+_MAY_STATE_BY_LAST = _by_last_character(
+    (*_HEDGES, *_INTRODUCTIONS, *_CONCLUDING_WORDS, *FRACTIONS, *BOXES)
+)
+_MAY_END = _MAY_CONCLUDE.union(_MAY_STATE_BY_LAST)
+_MAX_ENDING = max(map(len, chain.from_iterable(_MAY_STATE_BY_LAST.values())))
 
 
 class Statement(NamedTuple):
@@ -164,6 +189,19 @@ def split_front(front: str) -> NumberFront:
     return NumberFront(words, front[len(words) :])
 
 
+def may_state(text: str, end: int) -> bool:
+    """True if the words in front of the number at text[end] end with a box, a fraction, or what may
+    state the number. Of any other number only what follows can say that it is the answer. This
+    asks less than `is_number_stated`, and costs less: most numbers are part of a calculation.
+    """
+    words = text[max(0, end - MAX_FRONT) : end].rstrip(_SIGNS)
+    if words[-1:] not in _MAY_END:
+        return False
+    # "so" and the like may be in large letters, with commas behind them.
+    ending = words.rstrip(",")[-_MAX_ENDING:].lower()
+    return ending.endswith(_MAY_STATE_BY_LAST.get(ending[-1:], ()))
+
+
 def is_number_stated(front: NumberFront, text: str, end: int) -> bool:
     """True if the number behind `front`, which ends at text[end], is stated: a sign or a verb
     stands directly in front of it, or what follows says that it is the answer.
@@ -185,7 +223,7 @@ def is_number_stated(front: NumberFront, text: str, end: int) -> bool:
         _CONCLUDING_WORDS
     ):
         return _FEW_WORDS_TO_THE_END.match(text, end) is not None
-    return not words.endswith((".", ",")) and bool(_IS_THE_ANSWER.match(text, end))
+    return not words.endswith((".", ",")) and bool(IS_THE_ANSWER.match(text, end))
 
 
 def _is_stated_behind(words: str, text: str, end: int) -> bool:
@@ -202,17 +240,16 @@ def find_introduction(front: str) -> tuple[int, bool]:
     """Return where the last sign or verb of `front` ends, -1 if it has none; and whether it is the
     sign of an equation, which needs no conclusion.
     """
+    signs = _ASCII_EQUATION_SIGNS if front.isascii() else _EQUATION_SIGNS
     end = -1
-    for sign in _EQUATION_SIGNS:
+    for sign in signs:
         start = front.rfind(sign)
         if start >= 0:
             end = max(end, start + len(sign))
     if end > 0 and not _TERM_BREAK.search(front, end):
         return end, True
-    end = -1
-    for verb in _VERB.finditer(front):
-        end = verb.end()
-    return end, False
+    verb = _VERB_BACKWARDS.search(front[::-1])
+    return (len(front) - verb.start() if verb else -1), False
 
 
 def is_formula_stated(front: str, is_equation: bool) -> bool:

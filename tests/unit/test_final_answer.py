@@ -6,6 +6,7 @@ import pytest
 from judged_answers import assert_judged
 
 from megatron_opsft.records import Outcome, Verdict
+from megatron_opsft.verify.final_answer import only_line
 from megatron_opsft.verify.math_verifier import judge
 from megatron_opsft.verify.worker import open_judge
 
@@ -119,3 +120,39 @@ def test_no_response_keeps_the_judge_busy(response: str) -> None:
     start = time.process_time()
     assert judge(response, "5").outcome is not Outcome.CORRECT
     assert time.process_time() - start < 5  # it takes less than one on an idle core
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("12", "12"),
+        ("Twelve.\nOr 12.", ""),
+        ("Twelve  \n\n  Or 12", ""),
+        ("x = 3\n(12)", ""),
+        # Line breaks beside markup go with it.
+        ("<answer>\n12\n</answer>", "12"),
+        ("12\n</answer>", "12"),
+        ("12\nI hope it is correct.", "12"),
+        ("12.\n\n I hope this is correct", "12."),
+        ("I hope it is correct\n12", "12"),
+        ("I hope it is correct.\n12", "12"),
+        ("That is correct.\n12", ""),
+        ("12\nI hope so", ""),
+        ("12\n##", "12"),
+        ("#\n12", "12"),
+        ("Twelve\n# 12", ""),
+        ("**\n12", "12"),
+        ("Twelve*\n12", ""),
+    ],
+)
+def test_a_response_of_one_line_has_no_line_break_but_beside_markup(text: str, line: str) -> None:
+    assert only_line(text) == line
+
+
+def test_the_line_breaks_of_a_long_text_are_found_at_once() -> None:
+    text = "Twelve, *perhaps* _more_.\n" * 200_000
+    start = time.process_time()
+
+    assert only_line(f"So.\nOr {text}") == ""
+
+    assert time.process_time() - start < 0.1  # 2 ms; to remove the markup takes 0.4 s

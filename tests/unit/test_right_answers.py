@@ -9,7 +9,7 @@ from planted_responses import Planted, planted_responses
 
 from megatron_opsft.records import Outcome, TextMarks, Verdict
 from megatron_opsft.verify import math_verifier
-from megatron_opsft.verify.doubts import find_doubts
+from megatron_opsft.verify.doubts import TURNS, find_doubts
 from megatron_opsft.verify.overthinking import mark
 from megatron_opsft.verify.right_answers import find_right_answers
 
@@ -153,6 +153,45 @@ def test_turns_in_long_texts_are_counted_one_by_one() -> None:
         ("So x = 2√{13}.", "3\\sqrt{13}", False),
         ("So x = p − q.", "p - q", True),
         ("\\boxed{\\sqrt{13}" + " " * 150 + "+ 7}", "\\sqrt{13} + 7", True),
+        # What only the words behind a number say of it, and numbers that go on behind their digits.
+        ("By symmetry (12) is the answer.", "12", False),
+        ("By symmetry 12 is the answer.", "12", True),
+        ("By symmetry 12 / 5 is the answer.", "12/5", True),
+        ("By symmetry 1{,}234 must be the result.", "1234", True),
+        ("By symmetry 12 \\% is indeed the answer.", "12", True),
+        ("By symmetry $12$ is the final answer.", "12", True),
+        ("By symmetry 12, 13 is the answer.", "12", False),
+        # Words of a conclusion in any letters, with commas and colons; fractions and boxes.
+        ("So, 12.", "12", True),
+        ("sO:, 12.", "12", True),
+        ("THEREFORE,, 12.", "12", True),
+        ("THERE, 12.", "12", False),
+        ("So it is \\dfrac{12}{5}.", "12/5", True),
+        ("\\fbox{12}", "12", True),
+        # Parts of words assume and deny nothing; a product behind an equals sign is no unknown.
+        ("So the motif gives 12.", "12", True),
+        ("So if it gives 12.", "12", False),
+        ("So the unassumed total is 12.", "12", True),
+        ("So the assumed total is 12.", "12", False),
+        ("So the knot gives 12.", "12", True),
+        ("So it does not give 12. So nobody could get 12.", "12", False),
+        ("So y =2x = 12.", "12", True),
+        ("So 2x = 12.", "12", False),
+        # Ends of longer numbers.
+        ("The number 312 is the answer.", "12", False),
+        ("The number 10²12 is the answer.", "12", False),
+        ("So it is 10²12.", "12", False),
+        ("So it is 10.50.", "0.5", False),
+        ("So it is 4{,}012.", "12", False),
+        # The last verb in front of a formula introduces it, and a sign without a break behind it.
+        ("So it is known that the area equals \\pi.", "\\pi", True),
+        ("So this gets \\pi.", "\\pi", True),
+        ("So it's \\pi.", "\\pi", True),
+        ("Therefore: \\pi.", "\\pi", True),
+        ("The area:\\pi.", "\\pi", False),
+        ("So this misgets \\pi.", "\\pi", False),
+        ("So the island \\pi.", "\\pi", False),
+        ("因此 A 为 \\pi。", "\\pi", True),
     ],
 )
 def test_what_is_not_looked_at_more_closely_states_nothing(
@@ -192,3 +231,42 @@ def test_a_fraction_is_found_however_it_is_written(gold: str, stated: str) -> No
 )
 def test_a_turn_is_its_words(text: str, words: list[str]) -> None:
     assert [text[turn.start : turn.end] for turn in find_doubts(text)] == words
+
+
+def parts_of(text: str) -> list[tuple[int, int]]:
+    """Every place of every phrase of `TURNS`, found one by one."""
+    return sorted(
+        (start, start + len(turn))
+        for beginning, phrases in TURNS.items()
+        for turn in {beginning + phrase for phrase in phrases}
+        for start in range(len(text))
+        if text.startswith(turn, start)
+    )
+
+
+@pytest.mark.parametrize("beginning", TURNS)
+def test_every_turn_is_found_in_any_letters_and_not_within_a_word(beginning: str) -> None:
+    for phrase in TURNS[beginning]:
+        turn = beginning + phrase
+        for accent in ("", "É", "然"):  # the text is ASCII, Latin or Chinese
+            words = f"{turn.upper()}; {turn.capitalize()}: {accent}"
+            text = f"{accent}. {words} {'.' * 20} {turn}"
+            (first, _), *_, (_, end) = parts_of(text.lower())
+
+            turns = find_doubts(text)
+
+            assert (turns[0].start, turns[-1].end) == (first, end)
+            assert len(turns) == 2
+        if turn.isascii():
+            assert not find_doubts(f"a{turn}. {turn}b. K{turn}, \u212a{turn}, \u0130{turn}")
+
+
+def test_turns_with_one_rare_letter_are_all_found() -> None:
+    """Turns with the same rare letter are found in one search of a text."""
+    turns = [next(iter(phrases)) for phrases in TURNS.values()]
+    texts = [beginning + end for beginning, end in zip(TURNS, turns, strict=True)]
+    text = ("." * 30).join(["", *texts, *texts[::-1]])
+
+    found = find_doubts(text)
+
+    assert [text[turn.start : turn.end] for turn in found] == [*texts, *texts[::-1]]
