@@ -57,5 +57,13 @@ def first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".split("\n")[0]
 
 
+def plural(noun: str, *numbers: float) -> str:
+    """Return a regular noun as it stands behind these numbers: `step` if all are 1, else `steps`.
+
+    It is here, not in `runtime.formatting`, because the configuration needs it too.
+    """
+    return noun if all(number == 1 for number in numbers) else f"{noun}s"
+
+
 ANSWER_IS_NO = 4
 """Exit code of a command that worked and whose answer is no: a run does not fit, weights differ."""

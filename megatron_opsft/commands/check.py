@@ -17,6 +17,7 @@ from megatron_opsft.run.start.checked_run import CheckedRun
 from megatron_opsft.run.start.disk import check_disk, describe_bytes, disk_use
 from megatron_opsft.run.start.input import read_input
 from megatron_opsft.run.start.run_directory import RunDir
+from megatron_opsft.runtime.formatting import count_of
 from megatron_opsft.runtime.launched import launched_ranks
 from megatron_opsft.runtime.libraries import sees_gpu
 from megatron_opsft.verify.verifier import judge_gold
@@ -79,11 +80,11 @@ def _describe_data(checked: CheckedRun) -> Iterator[tuple[str, str]]:
         return
     run_input = read_input(checked, model_dir)
     problems = run_input.problems
-    text = f"{problems.name}: {len(problems.problems):,} problems to train on"
+    num_problems = count_of([len(problems.problems)], "problem")
+    text = f"{problems.name}: {num_problems} to train on"
     if run_input.held_out is not None:
         text += f", {len(run_input.held_out.problems):,} held out"
-    num_bad = len(run_input.bad_rows)
-    yield "data", f"{text}, {num_bad:,} {'row' if num_bad == 1 else 'rows'} left out"
+    yield "data", f"{text}, {count_of([len(run_input.bad_rows)], 'row')} left out"
     for note in run_input.notes:
         yield "note", note
     _, prompt = run_input.example()
@@ -107,8 +108,9 @@ def _describe_method(checked: CheckedRun) -> str:
     if config.method.length_of == "thinking":
         lengths = ", lengths of the thinking"
     return (
-        f"{config.method.name}: {config.method.formula}{lengths}; {config.run.steps} steps of "
-        f"{config.responses_per_step} responses of up to "
+        f"{config.method.name}: {config.method.formula}{lengths}; "
+        f"{count_of([config.run.steps], 'step')} of "
+        f"{count_of([config.responses_per_step], 'response')} of up to "
         f"{config.rollout.max_response_tokens} tokens"
     )
 

@@ -54,6 +54,7 @@ from megatron_opsft.runtime.console import (
 )
 from megatron_opsft.runtime.durable import FullDiskError, full_disk_behind
 from megatron_opsft.runtime.failed_rank import PEER_LOST_EXIT_CODE
+from megatron_opsft.runtime.formatting import count_of
 from megatron_opsft.runtime.launched import launched_rank
 from megatron_opsft.runtime.libraries import loading_libraries
 from megatron_opsft.runtime.phase import describe_rank
@@ -152,8 +153,8 @@ class Fetch(RunCommand):
         speculative = config.rollout.speculative or {}
         if draft := speculative.get("model"):
             resolve_model(draft, option="rollout.speculative.model")
-        num_problems = len(run_input.problems.problems)
-        say(f"{config.model.path} and {num_problems} problems are here")
+        problems = count_of([len(run_input.problems.problems)], "problem")
+        say(f"{config.model.path} and its data, {problems}, are here")
 
 
 class Methods(Command):

@@ -66,7 +66,7 @@ class StartCommand(RunCommand):
     resume: Literal["yes", "auto"] | None = None
     """Continue from the newest checkpoint in run.dir; auto: or start a new run."""
     overwrite: bool = False
-    """Delete what run.dir holds and start anew."""
+    """Delete the run's files in run.dir, none but these, and start anew."""
 
     @model_validator(mode="after")
     def _check_exclusive(self) -> Self:

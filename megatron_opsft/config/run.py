@@ -14,7 +14,7 @@ from pydantic import (
     model_validator,
 )
 
-from megatron_opsft.errors import UserError
+from megatron_opsft.errors import UserError, plural
 from megatron_opsft.section import (
     ADJUSTABLE,
     BY_CONTENT,
@@ -244,9 +244,10 @@ class EvalConfig(Section):
         """What the best evaluation is, in words."""
         if self.best == "accuracy":
             return "the highest accuracy"
+        points = 100 * self.best_within
         return (
-            f"the fewest tokens with an accuracy at most {100 * self.best_within:g} points below "
-            "the base model's"
+            f"the fewest tokens with an accuracy at most {points:g} {plural('point', points)} "
+            "below the base model's"
         )
 
     @property

@@ -12,8 +12,13 @@ from math import floor
 
 from megatron_opsft.config import DataConfig
 from megatron_opsft.data.problems import BadRow, ProblemSet, fields_of, load_problems
-from megatron_opsft.errors import PromptError, UserError
+from megatron_opsft.errors import PromptError, UserError, plural
 from megatron_opsft.records import Problem, record
+from megatron_opsft.runtime.formatting import count_of
+
+# From so many uses of each problem on a run may learn the answers by heart, and says so. Below that
+# a last batch has merely begun a second pass, as nearly every batch size does.
+_OFTEN = 2
 
 
 def load_training(data: DataConfig, *, with_fields: bool) -> ProblemSet:
@@ -170,7 +175,7 @@ def describe_data(
 def _describe_repetition(
     data: DataConfig, steps: int, problems: ProblemSet
 ) -> Iterator[str]:
-    """Yield a note for each source whose problems the run uses more than once."""
+    """Yield a note for each source whose problems the run uses `_OFTEN` times or more."""
     problems_of = Counter(problem.source_index for problem in problems.problems)
     weights = [source.weight for source in data.sources]
     for index, source in enumerate(problems.sources):
@@ -178,10 +183,11 @@ def _describe_repetition(
         share = data.prompts_per_step * weights[index] / sum(weights)
         per_step = round(share, 1)
         num_draws = per_step * steps
-        if 0 < num_problems < num_draws:
+        if 0 < _OFTEN * num_problems <= num_draws:
             yield (
-                f"{steps} steps of {per_step:g} problems use each of the {num_problems} "
-                f"problems of {source} {num_draws / num_problems:.1f} times"
+                f"{count_of([steps], 'step')} of {per_step:g} {plural('problem', per_step)} use "
+                f"each of the {count_of([num_problems], 'problem')} of {source} "
+                f"{num_draws / num_problems:.1f} times"
             )
 
 
@@ -215,7 +221,7 @@ def describe_bad_rows(
     if not bad_rows:
         return ""
     num_rows = len(problem_set.problems) + num_taken + num_bad
-    lines = [f"{problem_set.name}: {num_bad} of {num_rows} rows left out"]
+    lines = [f"{problem_set.name}: {num_bad} of {count_of([num_rows], 'row')} left out"]
     for bad_row in bad_rows[:limit]:
         lines.append(f"  {bad_row.source}:{bad_row.row}: {bad_row.reason}")
     if num_bad > limit:

@@ -25,6 +25,7 @@ from megatron_opsft.data.rows import (
 from megatron_opsft.data.sources import read_rows
 from megatron_opsft.errors import RowError, UserError
 from megatron_opsft.records import Problem, record
+from megatron_opsft.runtime.formatting import count_of
 
 ARITHMETIC = "arithmetic"
 
@@ -84,8 +85,8 @@ class ProblemSet:
         if not self.bad_rows:
             return ""
         first = self.bad_rows[0]
-        num = len(self.bad_rows)
-        return f" ({num} bad rows; first: row {first.row}: {first.reason})"
+        num = count_of([len(self.bad_rows)], "bad row")
+        return f" ({num}; first: row {first.row}: {first.reason})"
 
 
 def load_problems(

@@ -9,7 +9,8 @@ from megatron_opsft.config import EvalConfig
 from megatron_opsft.errors import UserError
 from megatron_opsft.records import JsonObject
 from megatron_opsft.runtime.durable import json_lines
-from megatron_opsft.runtime.formatting import percent
+from megatron_opsft.runtime.formatting import count_of, percent
+from megatron_opsft.runtime.intervals import share_margin
 
 # A line of metrics.jsonl or evals.jsonl: its values by key.
 Line = Mapping[str, float | int]
@@ -60,8 +61,40 @@ def describe_skipped(skipped: int, steps: int) -> str:
     if skipped < steps:
         return f"{skipped} of {steps} steps trained on no token and learned nothing"
     return (
-        f"NOTHING WAS LEARNED: none of {steps} steps trained on a token, and hf/ holds the "
-        "weights that the run began with"
+        f"NOTHING WAS LEARNED: none of {count_of([steps], 'step')} trained on a token, and hf/ "
+        "holds the weights that the run began with"
+    )
+
+
+def is_worse(
+    first: Mapping[str, Any], later: Mapping[str, Any], prefix: str = "eval_"
+) -> bool:
+    """True if the accuracy of a later evaluation is below the first one's by more than chance.
+
+    Chance: half the width of the 95 % interval of their difference, see `share_margin`. first,
+    later: lines of evals.jsonl; or, with the prefix "", of summary.json. False if one of them does
+    not count its samples, as of early versions, or if nothing was evaluated.
+    """
+    num_before, num_after = (line.get(f"{prefix}samples") for line in (first, later))
+    if not num_before or not num_after:
+        return False
+    before, after = first[f"{prefix}accuracy"], later[f"{prefix}accuracy"]
+    return bool(before - after > share_margin(before, num_before, after, num_after))
+
+
+def describe_decline(
+    first: Mapping[str, Any], last: Mapping[str, Any], prefix: str = "eval_"
+) -> str:
+    """Say in words that the last evaluation is worse than the first; "" if it is not.
+
+    Arguments: see `is_worse`.
+    """
+    if not is_worse(first, last, prefix):
+        return ""
+    before, after = (line[f"{prefix}accuracy"] for line in (first, last))
+    return (
+        f"THE MODEL GOT WORSE: held-out accuracy fell from {percent(before)} to {percent(after)}, "
+        "more than chance"
     )
 
 

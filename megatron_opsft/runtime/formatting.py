@@ -3,6 +3,8 @@
 import math
 from collections.abc import Sequence
 
+from megatron_opsft.errors import plural
+
 
 def number(value: float | None) -> str:
     """Write a whole number, or one from 1,000 on, without decimals and with commas between
@@ -29,7 +31,11 @@ def tokens(value: float) -> str:
     return f"{value:,.1f}" if value < 1000 else f"{value:,.0f}"
 
 
-def count_of(values: Sequence[float]) -> str:
-    """Write one number, or the smallest and the largest of several: 256, or 256–512."""
+def count_of(values: Sequence[float], noun: str = "") -> str:
+    """Write one number, or the smallest and the largest of several: 256, or 256–512.
+
+    noun: written behind them, `step` as `1 step` or `2 steps`.
+    """
     ends = dict.fromkeys((min(values), max(values)))
-    return "–".join(f"{value:,.0f}" for value in ends)
+    text = "–".join(f"{value:,.0f}" for value in ends)
+    return f"{text} {plural(noun, *values)}" if noun else text

@@ -32,6 +32,14 @@ def signed_interval(low: float, high: float, unit: str) -> str:
     return f"{low:+.1f} to {high:+.1f} {unit}"
 
 
+def interval_of_points(before: float, low: float, high: float) -> str:
+    """Write the interval of a difference of shares, in points, within what is possible: from the
+    share before it can neither fall below 0 nor rise above 1.
+    """
+    low, high = max(low, -before), min(high, 1 - before)
+    return signed_interval(100 * low, 100 * high, "points")
+
+
 def describe_evidence(n: str, interval: str, *, holds_zero: bool) -> str:
     """Say on how many observations a difference rests, and whether it can be told from chance.
 

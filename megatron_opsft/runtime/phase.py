@@ -252,6 +252,8 @@ class StopSignal:
                 say_stopping(number)
             self._first_signal = number
         elif number == signal.SIGINT:
+            if launched_rank() == 0:
+                say_stopped_at_once()
             os._exit(AT_ONCE_EXIT_CODE)
 
     @property
@@ -292,5 +294,14 @@ def say_stopping(number: int) -> None:
     message = f"{signal.Signals(number).name}: stopping after this step"
     if number == signal.SIGINT:
         message = "stopping after this step; Ctrl-C again stops at once"
+    _write_error(message)
+
+
+def say_stopped_at_once() -> None:
+    """Write to standard error that a second Ctrl-C ends everything; safe in a signal handler."""
+    _write_error("stopped at once; what was saved before stays")
+
+
+def _write_error(message: str) -> None:
     with suppress(OSError):  # the terminal may be closed
         os.write(2, f"{message}\n".encode())

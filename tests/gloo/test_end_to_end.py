@@ -167,6 +167,35 @@ def test_loss_that_is_not_finite_stops_with_its_responses_saved(
     assert compare_runs(undisturbed, tmp_path) == []
 
 
+def test_a_run_whose_training_ruins_the_model_blames_the_learning_rate(
+    cli: ForkedCli, tmp_path: Path
+) -> None:
+    """Also after a resume, which knows the first step from metrics.jsonl."""
+    keys = ["optimizer.lr=0.5", "rollout.max_response_tokens=64", "eval.max_response_tokens=250"]
+    keys += ["data.prompts_per_step=16", "eval.num_problems=12", "rollout.batch_size=64"]
+    assert cli.run(train_args(tmp_path, *keys, "run.steps=1")).exit_code == 0
+    ended = cli.run(train_args(tmp_path, *keys, "run.steps=2", "--resume"))
+    assert ended.exit_code == 0, ended.stderr
+    first, second = read_lines(tmp_path / "metrics.jsonl")
+    assert first["num_accepted"] > 9 and second["num_accepted"] == 0
+    said = ended.stderr.splitlines()
+    (empty,) = [line for line in said if line.startswith("WARNING step 2 accepted none of 64")]
+    blame = f"step 1 accepted {first['num_accepted']} of 64, so training did this"
+    assert f"{blame}: most likely lower optimizer.lr=0.5" in empty
+    (cut_off,) = [line for line in said if line.startswith("WARNING held-out: 100.0 % of the")]
+    assert cut_off.endswith("training did this; most likely lower optimizer.lr=0.5")
+    assert "raise " not in ended.stderr
+    skipped, place, best, last = said[-4:]
+    assert skipped == "WARNING 1 of 2 steps trained on no token and learned nothing"
+    assert place.startswith(f"INFO the model is in {tmp_path / 'hf'}; ")
+    assert best.startswith("INFO best evaluation: the base model's, ")
+    assert last.startswith("WARNING THE MODEL GOT WORSE: held-out accuracy fell from ")
+    assert last.endswith(" as the base model; most likely lower optimizer.lr=0.5")
+    decline = last.removeprefix("WARNING ").split(";")[0]
+    assert f"\n**{decline}.**\n" in (tmp_path / "hf/README.md").read_text()
+    assert decline in cli.run(["report", str(tmp_path)]).stdout
+
+
 def test_nothing_accepted_is_skipped_and_counted(cli: ForkedCli, tmp_path: Path) -> None:
     lengths = ["rollout.max_response_tokens=3", "eval.max_response_tokens=64"]
     ended = cli.run(train_args(tmp_path, *lengths, "run.steps=2"))
@@ -175,6 +204,7 @@ def test_nothing_accepted_is_skipped_and_counted(cli: ForkedCli, tmp_path: Path)
     assert cut_off.startswith("WARNING held-out: 50.0 % of the responses were cut off")
     assert "step 1 accepted none of 24 responses, so nothing was learned: 24 cut off; " in first
     assert last.startswith("WARNING NOTHING WAS LEARNED: none of 2 steps trained on a token")
+    assert f"INFO the model is in {tmp_path / 'hf'}; " in ended.stderr
     assert ended.stdout.count("accepted 0/24 (24 cut off)") == 2
     for line in read_lines(tmp_path / "metrics.jsonl"):
         assert (line["num_accepted"], line["loss"], line["grad_norm"]) == (0, 0.0, 0.0)

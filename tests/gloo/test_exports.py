@@ -193,7 +193,7 @@ def test_a_run_whose_model_gets_worse_ends_with_its_best_one(
     card = (tmp_path / "hf/README.md").read_text()
     assert f"after {best} steps of" in card
     assert f"| {summary['best']['mean_response_tokens']:.1f} |" in card
-    said = f"ended after step {reached} of 8, because 2 evaluations in a row were less accurate"
+    said = f"ended after step {reached} of 8, with 2 evaluations in a row less accurate"
     assert said in ended.stderr
     assert f"hf/ holds the best model, of step {best}" in ended.stderr
     if ranks == 1:

@@ -28,7 +28,7 @@ def test_a_finished_run_of_two_ranks_uploads_its_model_once(cli: ForkedCli, tmp_
     assert {"README.md", "model.safetensors", "config.json", "tokenizer.json"} <= hub.files.keys()
     card = hub.files["README.md"].decode()
     assert 'pipeline("text-generation", "me/short")' in card
-    assert "after 1 steps of `on_policy_sft`" in card
+    assert "after 1 step of `on_policy_sft`" in card
     assert f"uploaded to {hub.endpoint}/me/short" in first.stderr
     said = first.stdout + first.stderr + other.stdout + other.stderr
     assert TOKEN not in said

@@ -104,6 +104,25 @@ def test_a_signal_amid_the_first_evaluation_ends_the_run(cli: ForkedCli, tmp_pat
     assert not (tmp_path / "evals.jsonl").exists()
 
 
+AT_THE_FIRST_EVALUATION = AT_THE_LAST_EVALUATION.replace("if step", "if not step").replace(
+    "SIGTERM", "SIGINT"
+)
+
+
+def test_a_ctrl_c_before_the_first_step_saves_nothing_and_a_resume_begins(
+    cli: ForkedCli, tmp_path: Path
+) -> None:
+    """Its exit code is the signal's, as there is no checkpoint to requeue for."""
+    words = ["train", *SMALL, "run.steps=1", f"run.dir={tmp_path}"]
+    ended = cli.run(words, prelude=AT_THE_FIRST_EVALUATION)
+    assert ended.exit_code == 128 + signal.SIGINT, ended.stderr
+    assert ended.stdout.endswith("stopped before step 1; continue with --resume\n")
+    assert not any((tmp_path / "checkpoints").iterdir())
+    resumed = cli.run([*words, "--resume"])
+    assert resumed.exit_code == 0 and "continues from the start: 0 of 1 steps" in resumed.stdout
+    assert [line["step"] for line in read_lines(tmp_path / "evals.jsonl")] == [0, 1]
+
+
 def test_a_signal_amid_the_last_evaluation_keeps_the_step(cli: ForkedCli, tmp_path: Path) -> None:
     words = ["train", *SMALL, "run.steps=1", f"run.dir={tmp_path}"]
     ended = cli.run(words, prelude=AT_THE_LAST_EVALUATION)

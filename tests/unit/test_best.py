@@ -104,7 +104,7 @@ def test_summary_card_and_terminal_name_step_figures_rule_and_place(
     lines = [{**line, "eval_samples": 4} for line in evaluations_of(measured)]
     summary = summarize(config, lines, 8, 8, kept_step)
     best = summary["best"]
-    rule = "the fewest tokens with an accuracy at most 1 points below the base model's"
+    rule = "the fewest tokens with an accuracy at most 1 point below the base model's"
     if keys:
         rule = "the highest accuracy"
     assert best["rule"] == f"eval.best={config.eval.best}: {rule}"
@@ -129,7 +129,7 @@ def test_the_card_of_a_kept_model_has_step_rule_and_its_own_figures(tmp_path: Pa
     assert "m after 8 steps of `on_policy_sft` on d." in card
     assert "| mean response tokens | 100.0 | 60.0 |\n| accuracy | 80.0 % | 90.0 % |" in card
     assert "Accuracy: +10.0 points; n = 40 responses at each end" in card
-    rule = "the fewest tokens with an accuracy at most 1 points below the base model's"
+    rule = "the fewest tokens with an accuracy at most 1 point below the base model's"
     assert (
         f"\n\nChosen after step 8 as the best of 3 evaluations until then, by {rule} "
         "(`eval.best=shortest`).\n\n```python"
@@ -158,6 +158,25 @@ def test_the_card_of_an_adapter_names_its_base_and_how_it_is_loaded(tmp_path: Pa
         same = merged.index("messages = [")
         assert adapter[header + 1 : loads + 1] == merged[2 : merged.index("```python") + 1]
         assert adapter[loads + 7 :] == merged[same:] and "me/last" not in "".join(adapter)
+
+
+@pytest.mark.parametrize(("samples", "is_sure"), [(128, True), (2, False)])
+def test_a_card_says_that_the_model_got_worse_unless_it_may_be_chance(
+    tmp_path: Path, samples: int, is_sure: bool
+) -> None:
+    words = ["model.path=m", "data.train=d", "eval.data=e", f"run.dir={tmp_path}"]
+    config = load_config(None, words)
+    lines = [
+        {**line, "eval_samples": samples} for line in evaluations_of([(1.0, 118.3), (0.5, 350.0)])
+    ]
+    card = model_card(summarize(config, lines, 4, 4), config, [], "")
+    decline = "THE MODEL GOT WORSE: held-out accuracy fell from 100.0 % to 50.0 %, more than chance"
+    assert (f"\n\n**{decline}.**\n\nThe best evaluation" in card) == is_sure
+    assert ("GOT WORSE" in card) == is_sure
+    assert ("95 % interval -58.7 to -41.3 points.\n" in card) == is_sure
+    # A run that hands out its best model does not say it of that one.
+    card = model_card(summarize(config, lines, 8, 4), config, [], "")
+    assert "GOT WORSE" not in card
 
 
 def test_a_card_without_evaluations_names_no_best_one(tmp_path: Path) -> None:

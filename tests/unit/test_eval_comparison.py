@@ -3,6 +3,7 @@ paper's main table by our code, to the printed digit.
 """
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,7 @@ from megatron_opsft.commands.report.table import (
     text_table,
 )
 from megatron_opsft.errors import UserError
+from megatron_opsft.records import FinishReason
 
 BOTH = ("gsm8k", "aime24")
 SETTINGS = {"max_tokens": 4096, "template": {"name": "r1"}}
@@ -91,6 +93,46 @@ def test_shared_benchmarks_alone_are_compared_and_other_sets_have_no_overall() -
     assert "Overall" not in comparison.markdown()
     with pytest.raises(UserError, match="the results share no benchmark.*old: gsm8k, aime24; x: m"):
         compare([build(OLD), build(made_model("x", 9, 1, ("math500",)))])
+
+
+def cut(model: Model, **num_cut: int) -> Results:
+    """Results of a model of which the limit cut off the first responses to each benchmark."""
+    name, samples, settings = model
+    for benchmark, num in num_cut.items():
+        unfinished = [
+            replace(one, finish_reason=FinishReason.LENGTH) for one in samples[benchmark][:num]
+        ]
+        samples = samples | {benchmark: [*unfinished, *samples[benchmark][num:]]}
+    return build((name, samples, settings))
+
+
+LIMITED = (
+    "of the responses were cut off, so accuracy and tokens are lower than the model's; raise "
+    "max_tokens"
+)
+DOMINATED = "; until then the limit dominates this comparison."
+
+
+def test_a_limit_that_cuts_many_responses_off_is_warned_of_as_in_training(tmp_path: Path) -> None:
+    """In every place: the terminal, table.md, the papers' note and the top of the page."""
+    one = ("gsm8k",)
+    old = cut(made_model("old", 1000, 6, one, 4), gsm8k=24)
+    new = cut(made_model("new", 200, 7, one, 4), gsm8k=6)
+    few = cut(made_model("few", 200, 7, one, 4), gsm8k=2)  # 5 %: not above the bound
+    both = compare([old, new, few])
+    said = f"60.0 % (old), 15.0 % (new) {LIMITED}{DOMINATED}"
+    assert both.warning == said
+    assert both.text().endswith(f"\nWARNING {said}\n") and f"\n**{said}**\n" in both.markdown()
+    assert both.paper_table().note.endswith(said)
+    evaluations = [make_evaluation(tmp_path / name, name, 200, 7) for name in ("old", "new", "few")]
+    both.write_page(tmp_path / "page.html", evaluations)
+    page = (tmp_path / "page.html").read_text()
+    shown = said.replace("'", "&#39;")
+    assert page.count(shown) == 1 and page.index(shown) < page.index("<table")
+    assert compare([old]).warning == f"60.0 % {LIMITED}."
+    assert compare([few]).warning == "" and "WARNING" not in compare([few]).text()
+    several = compare([cut(OLD, aime24=20)])
+    assert several.warning == f"50.0 % (AIME24) {LIMITED}."
 
 
 def test_equal_names_are_told_apart() -> None:

@@ -20,6 +20,7 @@ from megatron_opsft.commands.evaluate.settings import EvaluationDirectory
 from megatron_opsft.data.problems import load_problems
 from megatron_opsft.data.stored_samples import SampleFiles
 from megatron_opsft.errors import UserError
+from megatron_opsft.runtime.formatting import count_of
 
 ASSET = ROOT / "megatron_opsft/assets/tiny_reasoner"
 ROPE = {"rope_type": "default", "rope_theta": 123456.0}
@@ -129,13 +130,13 @@ def test_kills_at_any_moment_change_nothing(cli: ForkedCli, whole: Path, tmp_pat
     left = NUM_SAMPLES - num_stored(out)
     said = evaluate(cli, out, "batch_size=4")
     assert left < NUM_SAMPLES and outputs(out) == outputs(whole)
-    assert not left or f"tiny_reasoner: {left} samples are missing" in said
+    assert not left or f"tiny_reasoner: {count_of([left], 'sample')} missing" in said
 
 
 def test_more_samples_keep_what_is_there(cli: ForkedCli, whole: Path, tmp_path: Path) -> None:
     out = Path(shutil.copytree(whole, tmp_path / "out"))
     said = evaluate(cli, out, "samples=5", "limit=7")
-    assert f"{35 - NUM_SAMPLES} samples are missing" in said
+    assert f"{35 - NUM_SAMPLES} samples missing" in said
     assert results_of(out)["benchmarks"]["arithmetic"]["samples_per_problem"] == 5
     # The results of fewer are of those alone, and nothing is sampled.
     assert "are missing" not in evaluate(cli, out)

@@ -23,7 +23,13 @@ from megatron_opsft.commands.report.table import (
     TableRow,
 )
 from megatron_opsft.run.run_files import read_json_lines
-from megatron_opsft.runtime.intervals import describe_evidence, share_margin
+from megatron_opsft.runtime.formatting import count_of
+from megatron_opsft.runtime.intervals import (
+    describe_evidence,
+    interval_of_points,
+    share_interval,
+    share_margin,
+)
 
 
 def test_the_margin_of_6_and_7_of_12_is_that_of_7_and_8_of_14() -> None:
@@ -51,6 +57,62 @@ def test_a_change_of_tokens_has_its_interval_in_percent_of_before() -> None:
     assert change_of("t", 0.0, 2.0, is_share=False, interval=(-1.0, 3.0)).interval == ""
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "interval"),
+    [
+        (0.992, 0.0, "-99.2 to -96.6"),  # -101.8 by the formula
+        (0.0, 0.992, "+96.6 to +100.0"),
+        (1.0, 0.98, "-5.2 to +0.0"),
+        (0.5, 0.5, "-12.2 to +12.2"),
+    ],
+)
+def test_an_interval_of_accuracies_stays_within_what_can_be_lost_and_gained(
+    before: float, after: float, interval: str
+) -> None:
+    low, high = share_interval(before, 128, after, 128)
+    assert interval_of_points(before, low, high) == f"{interval} points"
+    change = change_of("Accuracy", before, after, is_share=True, interval=(low, high))
+    assert change.interval == f"{interval} points"
+    assert change.holds_zero == (low <= 0 <= high)
+
+
+@pytest.mark.parametrize(
+    ("values", "noun", "text"),
+    [
+        ([1], "step", "1 step"),
+        ([0], "step", "0 steps"),
+        ([1200], "step", "1,200 steps"),
+        ([1, 1], "response", "1 response"),
+        ([1, 4], "response", "1–4 responses"),
+        ([1], "", "1"),
+    ],
+)
+def test_a_noun_behind_numbers_is_singular_for_one_alone(
+    values: list[int], noun: str, text: str
+) -> None:
+    assert count_of(values, noun) == text
+
+
+def test_a_report_says_in_words_that_the_model_got_worse(tmp_path: Path) -> None:
+    said = "THE MODEL GOT WORSE: held-out accuracy fell from 75.0 % to 50.0 %, more than chance"
+    run = measured_run(tmp_path / "run", 1200)
+    assert "GOT WORSE" not in describe_run(run)
+    lines = read_json_lines(run / "evals.jsonl")
+    swapped = [
+        line | {"eval_accuracy": other["eval_accuracy"]}
+        for line, other in zip(lines, reversed(lines), strict=True)
+    ]
+    write_rows(run / "evals.jsonl", swapped)
+    assert f"\n{said}\n" in describe_run(run) + "\n"
+    write_page(tmp_path / "page.html", [run])
+    assert f"finished: 3 steps. <b>{said}</b>" in (tmp_path / "page.html").read_text()
+    # Of 12 samples it may be chance, and nobody counted those of an early version.
+    for samples in (12, None):
+        few = [line | {"eval_samples": samples} for line in swapped]
+        write_rows(run / "evals.jsonl", few)
+        assert "GOT WORSE" not in describe_run(run)
+
+
 def measured_run(path: Path, samples: int) -> Path:
     """A run whose accuracy rises from 50 to 75 %."""
     run = make_run(path)
@@ -63,7 +125,7 @@ def test_few_samples_are_never_a_gain_alone(tmp_path: Path) -> None:
     few, many = (measured_run(tmp_path / str(n), n) for n in (12, 1200))
     tokens, accuracy, *hard = changes_of(read_run(few, "few"))
     assert tokens.evidence == "n = 12 responses at each end"
-    interval = "-10.3 to +60.3 points"
+    interval = "-10.3 to +50.0 points"  # of 60.3 by the formula: there is no more to gain
     evidence = f"n = 12 responses at each end; 95 % interval {interval}; it holds 0, so this"
     assert accuracy.evidence == f"{evidence} may be chance" and accuracy.judgement == "unclear"
     assert [change.evidence for change in hard] == ["", ""]  # nobody counted them
@@ -112,7 +174,8 @@ def test_rows_have_the_paired_interval_or_that_of_independent_ones() -> None:
     tokens = Estimate(value=100.0, low=100.0, high=100.0)
     lengths, shares = changes_between_rows(base, row_of("new", accuracy, tokens), "overall")
     assert lengths.interval == "-55.0 to -45.0 %" and lengths.judgement == "better"
-    assert shares.interval == "-40.0 to +60.0 points"  # 0.3 and 0.4 make 0.5
+    # 0.3 and 0.4 make 0.5: up to 0.6, which is more than there is to gain.
+    assert shares.interval == "-40.0 to +50.0 points"
     assert shares.n == "10 problems × 2 responses" and shares.judgement == "unclear"
     paired = {"overall": {"accuracy": Estimate(value=0.1, low=0.05, high=0.15)}}
     _, shares = changes_between_rows(

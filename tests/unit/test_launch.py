@@ -361,6 +361,7 @@ def test_ctrl_c_after_any_stop_ends_everything_at_once(
     assert ended.exit_code == 130, ended.stderr
     said = "stopping after this step; Ctrl-C again stops at once\n"
     assert (said in ended.stderr) == (first is signal.SIGINT)
+    assert ended.stderr.endswith("\nstopped at once; what was saved before stays\n")
     for pid in map(int, ended.stdout.split()):
         with suppress(psutil.NoSuchProcess):
             assert psutil.Process(pid).status() == psutil.STATUS_ZOMBIE

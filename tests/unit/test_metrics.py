@@ -14,18 +14,22 @@ from responses import rollout_of
 from small_run import QUICKSTART, SMALL_RUN
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from megatron_opsft.config import RunConfig
+from megatron_opsft.config import Config, RunConfig
 from megatron_opsft.config.load import load_config
 from megatron_opsft.errors import UserError
 from megatron_opsft.records import Outcome, Problem, Verdict
 from megatron_opsft.run.record.advice import (
     advise_on_base,
-    describe_early_end,
+    explain_cut_off,
     explain_empty_step,
     explain_few_accepted,
     explain_left_out,
     explain_slow_judge,
     measure_correct,
+)
+from megatron_opsft.run.record.ending import (
+    closing_lines,
+    describe_early_end,
     warn_of_decline,
     worse_in_a_row,
 )
@@ -195,7 +199,7 @@ def test_a_gold_answer_of_several_lines_is_shown_on_one() -> None:
 
 
 def test_an_evaluation_of_several_sets_has_a_console_line_each(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = _open(tmp_path)
     line = {"eval_correct_tokens_tenth": 52, "eval_correct_tokens_half": 108, "eval_seconds": 1.0}
@@ -209,8 +213,10 @@ def test_an_evaluation_of_several_sets_has_a_console_line_each(
         "correct answers: p10 52, median 108 tokens",
         "aime after step 4: accuracy 25.0 %, 9.5 tokens, 10.0 % cut off (30 samples)",
     ]
-    (said,) = caplog.messages  # of the first evaluation, and of the set with more than 5 %
-    assert said.startswith("aime: 10.0 % of the responses were cut off")
+
+
+def _config(*keys: str) -> Config:
+    return load_config(None, ["model.path=m", "data.train=d", "eval.data=e", *keys])
 
 
 LENGTHS = {"eval_correct_tokens_tenth": 90, "eval_correct_tokens_half": 120}
@@ -245,9 +251,11 @@ def test_a_step_without_any_is_explained_by_counts_and_the_first_evaluation(
     if solved is not None:
         base = LENGTHS | dict(zip(("eval_accuracy", "eval_truncated_share"), solved, strict=True))
     step = {"step": 1, "num_accepted": 0, "num_rollouts": 32, "num_wrong": 0}
-    said = explain_empty_step(step | counts, limit, base)
+    config = _config(f"rollout.max_response_tokens={limit}")
+    said = explain_empty_step(step | counts, config, base, step | counts)
     # A method may have a limit of its own, below the run's.
-    pruned = explain_empty_step(step | counts | {"length_limit": 9}, limit, base)
+    pruned = step | counts | {"length_limit": 9}
+    pruned = explain_empty_step(pruned, config, base, pruned)
     assert ("method.limits" in pruned) == ("max_response_tokens" in said)
     begin = "step 1 accepted none of 32 responses, so nothing was learned: "
     assert said.startswith(f"{begin}{counts['num_unfinished']} cut off") and words in said
@@ -304,7 +312,8 @@ def test_few_accepted_responses_in_ten_steps_are_said_with_the_remedy(
     steps: list[dict[str, int]], warns: bool
 ) -> None:
     base = LENGTHS | {"eval_accuracy": 0.9, "eval_truncated_share": 0.0}
-    said = explain_few_accepted(steps, 64, base)
+    config = _config("rollout.max_response_tokens=64")
+    said = explain_few_accepted(steps, config, base, steps[0])
     assert bool(said) == warns
     if not said:
         return
@@ -313,15 +322,17 @@ def test_few_accepted_responses_in_ten_steps_are_said_with_the_remedy(
     assert said.startswith(begin + f"{320 - accepted} cut off; ")
     assert "rollout.max_response_tokens" in said
     # A method may have a limit of its own, below the run's.
-    pruned = explain_few_accepted([{**step, "length_limit": 9} for step in steps], 64, base)
+    shorter = [{**step, "length_limit": 9} for step in steps]
+    pruned = explain_few_accepted(shorter, config, base, shorter[0])
     assert "method.limits" in pruned
 
 
 def test_a_step_whose_responses_are_alike_or_have_no_advantage_is_explained() -> None:
     alike = {"step": 3, "num_accepted": 32, "num_rollouts": 32, "zero_advantage_groups": 4}
-    said = explain_empty_step(alike, 64, {})
+    said = explain_empty_step(alike, _config(), {}, alike)
     assert "step 3 trained on no token" in said and "raise rollout.group_size" in said
-    said = explain_empty_step({"step": 3, "num_rollouts": 32, "zero_advantage_groups": 32}, 64, {})
+    alike = {"step": 3, "num_rollouts": 32, "zero_advantage_groups": 32}
+    said = explain_empty_step(alike, _config(), {}, alike)
     assert "none of its rows of data.responses has an advantage" in said
 
 
@@ -374,6 +385,118 @@ def test_a_run_that_ends_worse_than_it_began_says_so(
     ]
     said = warn_of_decline(lines, load_config(None, words))
     assert (says or "") in said and bool(said) == (says is not None)
+
+
+TRAINED = "training did this"
+
+
+@pytest.mark.parametrize(
+    ("first", "counts", "keys", "says"),
+    [
+        ((25, {}), {}, [], "step 1 accepted 25 of 128, so " + TRAINED),
+        ((25, {}), {}, [], ": most likely lower optimizer.lr=0.1"),
+        ((25, {}), {}, ["rollout.temperature=0.6"], "likely set rollout.temperature=0.6 to 1"),
+        # Whatever is wrong with the responses, but not with their judge.
+        ((25, {}), {"num_unfinished": 0, "num_no_answer": 128}, [], TRAINED),
+        ((25, {}), {"num_unfinished": 0, "verify_errors": 128}, [], "the judge fails"),
+        # Of 32 problems 17 of 128 may be chance, though not if each response were a problem.
+        ((18, {}), {}, [], TRAINED),
+        ((17, {}), {}, [], "raise rollout.max_response_tokens above 64"),
+        ((0, {}), {}, [], "raise rollout.max_response_tokens above 64"),
+        # The method's limit was higher.
+        ((25, {"length_limit": 64}), {"length_limit": 9}, [], "raise method.limits above 9"),
+        # Two problems a step: these may be harder than those.
+        ((5, {"num_rollouts": 8}), {"num_rollouts": 8}, [], "raise rollout.max_response_tokens"),
+    ],
+)
+def test_a_step_that_accepts_less_than_the_first_one_blames_training(
+    first: tuple[int, dict[str, int]], counts: dict[str, int], keys: list[str], says: str
+) -> None:
+    config = _config(
+        "rollout.max_response_tokens=64", "rollout.group_size=4", "optimizer.lr=0.1", *keys
+    )
+    base = LENGTHS | {"eval_accuracy": 0.99, "eval_truncated_share": 0.0}
+    begin = {"step": 1, "num_rollouts": 128, "num_accepted": first[0]} | first[1]
+    step = {"step": 2, "num_rollouts": 128, "num_accepted": 0, "num_unfinished": 128} | counts
+    said = explain_empty_step(step, config, base, begin)
+    assert says in said
+    assert (TRAINED in said) == ("optimizer.lr" in said or "rollout.temperature" in said)
+    assert (TRAINED in said) != ("raise" in said or "judge" in said)
+
+
+def test_ten_steps_that_accept_less_than_the_first_one_blame_training() -> None:
+    config = _config("rollout.max_response_tokens=64", "optimizer.lr=0.1", "rollout.group_size=4")
+    steps = [{"step": 20, "num_rollouts": 128, "num_accepted": 2, "num_unfinished": 126}] * 10
+    first = {"step": 1, "num_rollouts": 128, "num_accepted": 60}
+    said = explain_few_accepted(steps, config, {}, first)
+    assert said.startswith("the last 10 steps accepted 20 of 1280 responses, so little is learned")
+    assert said.endswith(
+        "; step 1 accepted 60 of 128, so training did this: most likely lower optimizer.lr=0.1"
+    )
+    said = explain_few_accepted(steps, config, {}, first | {"num_accepted": 3})
+    assert "raise rollout.max_response_tokens above 64" in said and TRAINED not in said
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "samples", "says"),
+    [
+        (0.0, 1.0, 128, "100.0 % of the responses were cut off, and of the base model's 0.0 %"),
+        (0.0, 1.0, 128, ": training did this; most likely lower optimizer.lr=0.1"),
+        (0.3, 0.9, 128, ": training did this; most likely lower optimizer.lr=0.1"),
+        (0.3, 0.33, 128, "lower than the model's; raise eval.max_response_tokens"),
+        (0.06, 0.06, 128, "lower than the model's; raise eval.max_response_tokens"),
+        (0.0, 0.25, 4, "lower than the model's; raise eval.max_response_tokens"),  # chance
+        (0.0, 0.05, 9999, ""),
+        (0.3, 0.05, 128, ""),
+    ],
+)
+def test_a_limit_that_cuts_off_more_than_of_the_base_model_blames_training(
+    before: float, now: float, samples: int, says: str
+) -> None:
+    base, line = ({"eval_x_truncated_share": share} for share in (before, now))
+    counted = {"eval_x_samples": samples}
+    said = explain_cut_off(base | counted, line | counted, "eval_x", _config("optimizer.lr=0.1"))
+    assert says in said and bool(said) == bool(says)
+    assert ("raise" in said) != ("optimizer.lr" in said) or not said
+    # A run of an early version has not counted what was cut off before.
+    unknown = explain_cut_off({}, line | counted, "eval_x", _config())
+    assert ("raise" in unknown) == (now > 0.05)
+
+
+@pytest.mark.parametrize(
+    ("skipped", "accuracies", "best", "worse", "levels"),
+    [
+        (0, [0.5, 0.5], True, 0, "II"),
+        (1, [0.5, 0.5], True, 0, "WII"),  # a step that was skipped hides nothing
+        (3, [0.5, 0.0], True, 0, "WIIW"),
+        (0, [0.5, 0.0], True, 0, "IIW"),
+        (1, [], False, 0, "WI"),
+        (1, [0.5, 0.0], True, 1, "WWIIW"),
+    ],
+)
+def test_the_last_lines_of_a_run_do_not_hide_each_other(
+    skipped: int, accuracies: list[float], best: bool, worse: int, levels: str
+) -> None:
+    config = _config("run.dir=r", "run.steps=4", "optimizer.lr=0.1")
+    summary = {"steps": 4, "skipped_steps": skipped, "model_step": 4, "worse_in_a_row": worse}
+    if best:
+        summary["best"] = {"step": 2, "mean_response_tokens": 9.0, "accuracy": 0.5}
+    lines = [_evaluation(4 * n, accuracy, 60, 300) for n, accuracy in enumerate(accuracies)]
+    said = [*closing_lines(summary, lines, config)]
+    assert "".join(logging.getLevelName(level)[0] for level, _ in said) == levels
+    texts = [text for _, text in said]
+    model = texts.index("the model is in r/hf; `megatron-opsft report r` compares")
+    assert (f"{skipped} of 4 steps trained on no token and learned nothing" in texts) == (
+        skipped > 0
+    )
+    if best:
+        assert texts[model + 1].startswith("best evaluation: after step 2, 9.0 tokens")
+    assert texts[-1].startswith("THE MODEL GOT WORSE") == levels.endswith("W")
+
+
+def test_a_run_without_a_step_names_no_model() -> None:
+    summary = {"steps": 0, "skipped_steps": 0, "model_step": 0}
+    assert [*closing_lines(summary, [_evaluation(0, 0.5, 60, 300)], _config())] == []
 
 
 def test_a_step_on_fixed_data_has_no_accuracy(
@@ -487,5 +610,5 @@ def test_a_run_that_gives_up_says_which_model_it_hands_out() -> None:
     words = ["model.path=m", "data.train=d", "run.steps=9", "eval.stop_when_worse=2"]
     for model_step, says in ((4, "hf/ holds the best model, of step 4"), (7, "no better model")):
         said = describe_early_end(3, 7, model_step, load_config(None, words))
-        assert said.startswith("ended after step 7 of 9, because 3 evaluations in a row")
+        assert said.startswith("ended after step 7 of 9, with 3 evaluations in a row less accurate")
         assert "(eval.stop_when_worse=2)" in said and says in said

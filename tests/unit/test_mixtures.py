@@ -182,6 +182,11 @@ def test_what_is_unusual_is_said_and_nothing_else(mixed: DataConfig) -> None:
     assert notes_on(usual, TEN, TEN) == []
     (none,) = notes_on(usual, TEN, None)
     assert "nothing is evaluated: d.jsonl has no held" in none and "eval.holdout=N" in none
+    twice = config_of("d.jsonl", "data.prompts_per_step=5", "run.steps=4")
+    (again,) = notes_on(twice, TEN, TEN)
+    assert again.endswith("each of the 10 problems of d.jsonl 2.0 times")
+    almost = config_of("d.jsonl", "data.prompts_per_step=19", "run.steps=1")
+    assert notes_on(almost, TEN, TEN) == []  # a second pass that has begun is no news
     often = config_of("d.jsonl", "data.prompts_per_step=5", "run.steps=5")
     (again,) = notes_on(often, TEN, TEN)
     assert again == "5 steps of 5 problems use each of the 10 problems of d.jsonl 2.5 times"
@@ -189,14 +194,14 @@ def test_what_is_unusual_is_said_and_nothing_else(mixed: DataConfig) -> None:
     read = load_training(mixed, with_fields=False)
     (of_b,) = notes_on(both, replace(read, problems=read.problems[:7], bad_rows=()), TEN)
     assert notes_on(both, replace(read, problems=read.problems[:6], bad_rows=()), TEN) == []
-    end = f"of the 1 problems of {read.sources[1]} 2.0 times"
-    assert of_b == f"2 steps of 1 problems use each {end}"
+    end = f"of the 1 problem of {read.sources[1]} 2.0 times"
+    assert of_b == f"2 steps of 1 problem use each {end}"
 
 
 def test_a_file_in_another_encoding_says_which_rows_were_refused(tmp_path: Path) -> None:
     """Of two rows one is left, and none can be held out."""
     rows = ['{"problem": "a", "answer": "1"}', '{"problem": "é", "answer": "2"}']
     (tmp_path / "d.jsonl").write_text("\n".join(rows), encoding="latin-1")
-    said = r"only 1 different problems \(1 bad rows; first: row 2: not UTF-8; convert the file"
+    said = r"only 1 different problems \(1 bad row; first: row 2: not UTF-8; convert the file"
     with pytest.raises(UserError, match=said):
         take_held_out(load_problems(str(tmp_path / "d.jsonl")), 1, seed=0)

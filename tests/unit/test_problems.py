@@ -179,7 +179,7 @@ NO_FIELDS = "problem_field, data.answer_field: .*no field problem.* has target, 
     [
         ("odd.jsonl", b'{"text": "p", "target": "1"}', NO_FIELDS),
         ("odd.jsonl", b'{"problem": "p", "target": "1"}', "answer_field: .* has no field gold"),
-        ("bad.jsonl", b'{"problem": "p", "answer": null}', r"no usable row in .*\(1 bad rows; "),
+        ("bad.jsonl", b'{"problem": "p", "answer": null}', r"no usable row in .*\(1 bad row; "),
         ("empty.jsonl", b"\n\n", r"data: .*empty\.jsonl is empty: it has no rows"),
         ("missing.jsonl", None, "there is no file"),
         ("table.xlsx", b"PK", "not a file type that can be read; use .jsonl, .json, .csv, .tsv, "),

@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -28,7 +29,7 @@ from megatron_opsft.commands.study.jobs import (
     commands_of,
     trainings_of,
 )
-from megatron_opsft.commands.study.page import table_rows, write_outputs
+from megatron_opsft.commands.study.page import describe_study, table_rows, write_outputs
 from megatron_opsft.commands.study.results import read_study_rows, read_written
 from megatron_opsft.commands.study.study_file import StudyPlan, read_study
 from megatron_opsft.data.stored_samples import StoredSample
@@ -196,7 +197,7 @@ def test_a_run_that_failed_has_its_last_words_in_table_and_page(tmp_path: Path) 
     assert [row.error for row in rows][:3] == said and rows[1].training is None
     write_outputs(tmp_path, plan.study, rows)
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "A &lt;study&gt;" in page and "0 of 7 runs are finished" in page
+    assert "A &lt;study&gt;" in page and "0 of 7 runs finished" in page
     assert "error: loss is nan &amp; no &lt;number&gt;" in page
 
 
@@ -221,10 +222,28 @@ def test_finished_runs_are_a_mean_and_the_best_is_beside_the_baseline(tmp_path: 
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "Mean response tokens, base to ours" in page and "-75.8 %" in page
     # First the answer, then how to read it.
-    legend = page.index("5 of 5 runs are finished. CR:")
+    legend = page.index("5 of 5 runs finished. CR:")
     assert page.index("-75.8 %") < page.index("A problem, before and after") < legend
     assert legend < page.index("<table")
     assert re.findall("<pre>(.*?)</pre>", page) == ["base says 7", "ours, seed 1 says 7"]
+
+
+def test_a_study_warns_of_a_limit_that_cuts_responses_off(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, BASE | {"ours": {}})
+    for run in plan.runs:
+        make_evaluation(run.evaluation, run.label, 50, 6)
+    rows = [
+        replace(row, metrics=row.metrics | {"truncated_share": Estimate(value=share)})
+        for row, share in zip(read_study_rows(tmp_path, plan), (0.6, 0.04, 0.05), strict=True)
+    ]
+    contents = describe_study(tmp_path, plan.study, rows)
+    said = "60.0 % (base) of the responses were cut off, so accuracy and tokens are lower than the "
+    said += "model's; raise max_tokens; until then the limit dominates this comparison."
+    assert contents.text.endswith(f"\nWARNING {said}")
+    contents.write_page(tmp_path / "page.html")
+    assert said.replace("'", "&#39;") in (tmp_path / "page.html").read_text()
+    fewer = [replace(row, metrics=rows[1].metrics) for row in rows]
+    assert "WARNING" not in describe_study(tmp_path, plan.study, fewer).text
 
 
 def made_samples(tokens: int, more_right: int = 0) -> dict[str, list[StoredSample]]:

@@ -19,6 +19,7 @@ from megatron_opsft.commands.report.page_sections import (
     OVER_PROBLEMS,
     PageSection,
     page_section_of,
+    warn_of_limit,
 )
 from megatron_opsft.commands.report.runs import Change
 from megatron_opsft.commands.report.table import (
@@ -31,7 +32,7 @@ from megatron_opsft.commands.report.table import (
     text_table,
     title_of,
 )
-from megatron_opsft.errors import UserError
+from megatron_opsft.errors import UserError, plural
 from megatron_opsft.records import record
 from megatron_opsft.runtime.durable import write_text
 from megatron_opsft.runtime.owned_directory import NOT_SET, flatten
@@ -56,18 +57,20 @@ class Comparison:
     notes: tuple[str, ...]
     """What is left out, and each setting that differs."""
     warning: str = ""
-    """Which benchmarks had different problems, so that nothing can be compared on them."""
+    """Which benchmarks had different problems, and which models the token limit cut off."""
 
     def markdown(self) -> str:
-        """Return the table with intervals, the legend and the notes."""
+        """Return the table with intervals, the legend, the notes and the warning."""
         notes = "".join(f"- {note}\n" for note in self.notes)
         table = markdown_table(self.rows, self.blocks)
-        return f"{table}\n{self.legend}\n\n{notes}".rstrip() + "\n"
+        text = f"{table}\n{self.legend}\n\n{notes}".rstrip() + "\n"
+        return f"{text}\n**{self.warning}**\n" if self.warning else text
 
     def text(self) -> str:
-        """Return the table and the notes for a terminal."""
-        notes = "".join(f"{note}\n" for note in self.notes)
-        return text_table(self.rows, self.blocks) + notes
+        """Return the table, the notes and the warning for a terminal."""
+        text = text_table(self.rows, self.blocks)
+        text += "".join(f"{note}\n" for note in self.notes)
+        return f"{text}WARNING {self.warning}\n" if self.warning else text
 
     def write(self, out: Path, evaluations: Sequence[Path]) -> None:
         """Write table.md and report.html of the evaluations to the directory `out`."""
@@ -119,7 +122,8 @@ class Comparison:
     def paper_table(self) -> Table:
         """Return the terminal's rows with all intervals."""
         caption = ", ".join(map(title_of, self.blocks))
-        return paper_table(self.rows, self.blocks, caption, self._text())
+        note = f"{self._text()} {self.warning}".rstrip()
+        return paper_table(self.rows, self.blocks, caption, note)
 
     def _text(self) -> str:
         """Return legend and notes as sentences."""
@@ -158,18 +162,17 @@ def compare(results: Sequence[Results], *, baseline: str | None = None) -> Compa
         blocks = [*shared, OVERALL]
     # The overall values of a single benchmark would repeat it.
     shown = shared if len(shared) == 1 else blocks
+    rows = [_table_row(name, by_label[name], blocks, base) for name in by_label]
+    warnings = [_warn_of_problems(results, shared), warn_of_limit(rows, shared)]
     return Comparison(
-        rows=tuple(
-            _table_row(label, result, blocks, base)
-            for label, result in by_label.items()
-        ),
+        rows=tuple(rows),
         blocks=tuple(shown),
         legend=_legend(results, shared, base_name, has_overall=OVERALL in shown),
         notes=(
             *_notes_on_left_out(by_label, shared),
             *_notes_on_differences(by_label, shared),
         ),
-        warning=_warn_of_problems(results, shared),
+        warning=" ".join(filter(None, warnings)),
     )
 
 
@@ -276,7 +279,8 @@ def _describe_size(results: Sequence[Results], name: str) -> str:
     benchmarks = [result.benchmarks[name] for result in results]
     problems = dict.fromkeys(str(block.num_problems) for block in benchmarks)
     samples = dict.fromkeys(str(block.samples_per_problem) for block in benchmarks)
-    return f"{' / '.join(problems)} problems, N = {' / '.join(samples)}"
+    noun = plural("problem", *(block.num_problems for block in benchmarks))
+    return f"{' / '.join(problems)} {noun}, N = {' / '.join(samples)}"
 
 
 def _legend(
@@ -299,7 +303,7 @@ def _legend(
     )
     if fewest < FEW_PROBLEMS:
         sentences.append(
-            f"They are too narrow for as few as {fewest} problems: at a nominal"
+            f"They are too narrow for as few as {fewest} {plural('problem', fewest)}: at a nominal"
             " 95 %, about 84 % hold the true value at 5 problems and 92 % at 30."
         )
     sizes = [f"{title_of(name)}: {_describe_size(results, name)}" for name in shared]

@@ -46,6 +46,7 @@ from megatron_opsft.rollout.token_use import TokenMeter
 from megatron_opsft.runtime.device import select_device
 from megatron_opsft.runtime.durable import write_text
 from megatron_opsft.runtime.failed_rank import Limits
+from megatron_opsft.runtime.formatting import count_of
 from megatron_opsft.runtime.job import Job, join_job, leave_job
 from megatron_opsft.runtime.phase import enter_phase
 from megatron_opsft.runtime.progress import Progress
@@ -187,9 +188,9 @@ def _sample(
     engine.tokenizer = inputs.model.tokenizer
     if job.is_main:
         log.info(
-            "%s: %d samples are missing; engines: %d",
+            "%s: %s missing; engines: %d",
             inputs.model.name,
-            len(missing),
+            count_of([len(missing)], "sample"),
             engine.share.count,
         )
     queue = WorkQueue(name, missing, job, engine.share)

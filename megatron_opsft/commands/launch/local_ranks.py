@@ -26,6 +26,7 @@ from megatron_opsft.runtime.phase import (
     REQUEUE_EXIT_CODE,
     STOP_SIGNALS,
     heard_signals,
+    say_stopped_at_once,
     say_stopping,
 )
 
@@ -105,6 +106,7 @@ class LocalRanks:
                 for rank in psutil.Process().children():
                     with suppress(psutil.NoSuchProcess):
                         rank.kill()
+                say_stopped_at_once()
                 os._exit(AT_ONCE_EXIT_CODE)
             say_stopping(number)
         self._is_stopping = True

@@ -22,9 +22,11 @@ from megatron_opsft.commands.report.table import (
     Table,
     TableRow,
     cells,
+    title_of,
     used_columns,
 )
 from megatron_opsft.records import JsonObject, record
+from megatron_opsft.run.record.advice import warn_of_cut_off
 from megatron_opsft.runtime.formatting import number, percent
 
 T = TypeVar("T")
@@ -66,6 +68,23 @@ def page_section_of(
     )
     plots = plots_of_block(rows, block)
     return PageSection(title=title, text=text, table=table, plots=plots, name=name)
+
+
+def warn_of_limit(rows: Sequence[TableRow], blocks: Sequence[str]) -> str:
+    """Warn of rows of which the token limit of an evaluation cut responses off, as a run warns of
+    its own; "" if it cut off few.
+    """
+    shares = {}
+    for row in rows:
+        for block in blocks:
+            if share := row.blocks.get(block, {}).get("truncated_share"):
+                names = [row.label] if len(rows) > 1 else []
+                names += [title_of(block)] if len(blocks) > 1 else []
+                shares[", ".join(names)] = share.value
+    warning = warn_of_cut_off(shares, "max_tokens")
+    if warning and len(rows) > 1:
+        warning += "; until then the limit dominates this comparison"
+    return f"{warning}." if warning else ""
 
 
 def plots_of_block(rows: Sequence[TableRow], block: str) -> list[Chart | Bars]:

@@ -16,6 +16,7 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.records import JsonObject, record
 from megatron_opsft.run.run_files import (
     describe_best,
+    describe_decline,
     describe_rejected,
     describe_skipped,
     is_skipped,
@@ -25,6 +26,7 @@ from megatron_opsft.run.run_files import (
 from megatron_opsft.runtime.formatting import count_of, percent, tokens
 from megatron_opsft.runtime.intervals import (
     describe_evidence,
+    interval_of_points,
     share_interval,
     signed_interval,
 )
@@ -46,7 +48,7 @@ class Run:
     state: str
     """One line that says whether it is finished, and after how many steps."""
     note: str
-    """A warning about steps that trained on no token; "" without such steps."""
+    """Warnings: of steps that trained on no token, of a model that got worse; "" without any."""
     settings: Mapping[str, str]
     """Dotted key -> value of config.yaml."""
     last_step: int
@@ -107,10 +109,8 @@ class Run:
             for line in ends:
                 if f"{prefix}num_wrong" in line:
                     rejected = describe_rejected(line, prefix) or "all correct"
-                    count = line[f"{prefix}samples"]
-                    counted.append(
-                        f"{rejected}, of {count:,} responses after step {line['step']}"
-                    )
+                    count = count_of([line[f"{prefix}samples"]], "response")
+                    counted.append(f"{rejected}, of {count} after step {line['step']}")
             if counted:
                 title = f"held-out, {name}" if name else "held-out"
                 sentences.append(f"{title}: {'; '.join(counted)}")
@@ -174,6 +174,8 @@ def change_of(
     if interval is not None and scale:
         low, high = interval
         shown_interval = signed_interval(scale * low, scale * high, unit)
+        if is_share:
+            shown_interval = interval_of_points(before, low, high)
         holds_zero = low <= 0 <= high
     return Change(
         title=title,
@@ -205,7 +207,7 @@ def changes_of(run: Run) -> list[Change]:
             n, interval = "", None
             if counts.get(first) and counts.get(last):
                 num_before, num_after = int(counts[first]), int(counts[last])
-                n = f"{count_of([num_before, num_after])} responses at each end"
+                n = f"{count_of([num_before, num_after], 'response')} at each end"
                 if is_share and first != last:
                     interval = share_interval(before, num_before, after, num_after)
             change = change_of(
@@ -259,13 +261,15 @@ def read_run(run: Path, name: str) -> Run:
     )
     settings = _read_settings(run / "config.yaml")
     last_step = steps[-1]["step"] if steps else 0
-    state = f"finished: {last_step} steps"
+    state = f"finished: {count_of([last_step], 'step')}"
     if not (run / "summary.json").is_file():
         state = f"not finished: {last_step} of {settings.get('run.steps', '?')} steps"
+    skipped = describe_skipped(sum(map(is_skipped, steps)), len(steps))
+    decline = describe_decline(evaluations[0], evaluations[-1]) if evaluations else ""
     return Run(
         name=name,
         state=state,
-        note=describe_skipped(sum(map(is_skipped, steps)), len(steps)),
+        note="; ".join(filter(None, [skipped, decline])),
         settings=settings,
         last_step=last_step,
         steps=steps,
@@ -297,12 +301,13 @@ def table_of_changes(run: Run) -> Table:
     notes = []
     for prefix in run.compared.values():
         if counts := [count for _, count in run.points(_samples_key(prefix))]:
-            note = f"n = {count_of([counts[0], counts[-1]])} responses"
+            note = f"n = {count_of([counts[0], counts[-1]], 'response')}"
             # "eval_aime_" -> "aime"; "eval_" and "" have no name.
             if name := prefix.removeprefix("eval_").removesuffix("_"):
                 note += f" of {name}"
             notes.append(f"{note} at each end" if len(counts) > 1 else note)
-    notes.append(f"{len(run.steps):,} steps; lengths of a run have no intervals")
+    num_steps = count_of([len(run.steps)], "step")
+    notes.append(f"{num_steps}; lengths of a run have no intervals")
     heading = "" if " in training" in run.compared else "held-out problems"
     rows = []
     for change in changes_of(run):
@@ -332,14 +337,14 @@ def describe_run(path: Path) -> str:
     for change in changes_of(run):
         if change.evidence:
             lines.append(f"{change.title}: {change.change}; {change.evidence}")
-    lines += [f"{run.last_step} steps in {seconds:.0f} s", run.note]
+    lines += [f"{count_of([run.last_step], 'step')} in {seconds:.0f} s", run.note]
     best = summary.get("best")
     if best and best["step"] != run.last_step:
         lines.append(describe_best(best, path))
     if worse := summary.get("worse_in_a_row"):
         lines.append(
-            f"ended early: {worse} evaluations in a row were worse than the base model's; hf/ "
-            f"holds the model of step {summary['model_step']}"
+            f"ended early, with {count_of([worse], 'evaluation')} in a row worse than the base "
+            f"model's; hf/ holds the model of step {summary['model_step']}"
         )
     if not summary:
         lines.append(f"{run.state}; continue with --resume")

@@ -80,7 +80,8 @@ class Size:
     """Responses to each problem; several numbers if benchmarks differ."""
 
     def __str__(self) -> str:
-        return f"{self.problems:,} problems × {count_of(self.samples)} responses"
+        problems = count_of([self.problems], "problem")
+        return f"{problems} × {count_of(self.samples, 'response')}"
 
 
 @record

@@ -14,6 +14,7 @@ from megatron_opsft.commands.report.page_sections import (
     OVER_PROBLEMS,
     PageSection,
     page_section_of,
+    warn_of_limit,
 )
 from megatron_opsft.commands.report.table import (
     DIFFERENCES,
@@ -35,6 +36,7 @@ from megatron_opsft.commands.study.results import (
 )
 from megatron_opsft.commands.study.study_file import Study, run_label
 from megatron_opsft.runtime.durable import write_text
+from megatron_opsft.runtime.formatting import count_of
 
 
 def write_outputs(out: Path, study: Study, rows: Sequence[StudyRow]) -> None:
@@ -74,6 +76,10 @@ def describe_study(
         note = f"{legend} {n}." if n else legend
         tables.append(paper_table(lines[key], [OVERALL], section.title, note))
         texts.append(f"{section.title}\n\n{text_table(lines[key], [OVERALL])}")
+    in_all = list(chain.from_iterable(lines.values()))
+    warning = warn_of_limit(in_all, [OVERALL])
+    if warning:
+        texts.append(f"WARNING {warning}")
     base, shown = _headline(study, next(iter(lines.values())), subject)
     return Contents(
         text="\n".join(texts).rstrip(),
@@ -83,6 +89,7 @@ def describe_study(
             evaluations=_evaluations(out, study, rows, shown.label if shown else ""),
             title=study.title,
             text=study.text.strip(),
+            warning=warning,
             legend=legend,
             figures=changes_between_rows(base, shown, OVERALL)
             if base and shown
@@ -137,8 +144,9 @@ def _legend(
     directories = {row.directory for row in rows}
     finished = {row.directory for row in rows if row.error is None}
     legend = (
-        f"{len(finished)} of {len(directories)} runs are finished. CR: mean response tokens over "
-        f"those of {study.baseline}; Eff: accuracy / tokens in %. In brackets: {OVER_PROBLEMS}"
+        f"{len(finished)} of {count_of([len(directories)], 'run')} finished. CR: mean response "
+        f"tokens over those of {study.baseline}; Eff: accuracy / tokens in %. In brackets: "
+        f"{OVER_PROBLEMS}"
     )
     in_all = list(chain.from_iterable(lines.values()))
     if any(row.seeds > 1 for row in in_all):

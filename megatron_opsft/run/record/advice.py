@@ -1,15 +1,10 @@
 """Explains steps and evaluations that went wrong, and says what would help."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from megatron_opsft.config import Config
-from megatron_opsft.run.run_files import (
-    REASONS,
-    Line,
-    best_evaluation,
-    describe_rejected,
-)
-from megatron_opsft.runtime.formatting import percent
+from megatron_opsft.run.run_files import REASONS, Line, describe_rejected
+from megatron_opsft.runtime.formatting import count_of, percent
 from megatron_opsft.runtime.intervals import share_margin
 from megatron_opsft.runtime.rounding import ceil_div
 
@@ -68,25 +63,67 @@ def describe_correct(evaluation: Line) -> str:
     )
 
 
-def warn_of_cut_off(name: str, evaluation: Line, key: str) -> str:
-    """Warn if the limit distorts an evaluation; "" if it cuts few responses off.
+def warn_of_cut_off(shares: Mapping[str, float], key: str) -> str:
+    """Warn if the limit distorts evaluations; "" if it cuts few of their responses off.
 
-    name: the set, for the message. key: the prefix of the set's keys in `evaluation`.
+    shares: what was evaluated, in words, "" for a single one -> the share of its responses that was
+    cut off. key: the option or key of the limit.
     """
-    share = evaluation[f"{key}_truncated_share"]
-    if share <= _FEW:
+    texts = []
+    for name, share in shares.items():
+        if share > _FEW:
+            texts.append(f"{percent(share)} ({name})" if name else percent(share))
+    if not texts:
         return ""
     return (
-        f"{name}: {percent(share)} of the responses were cut off, so accuracy and tokens are "
-        "lower than the model's; raise eval.max_response_tokens"
+        f"{', '.join(texts)} of the responses were cut off, so accuracy and tokens are lower than "
+        f"the model's; raise {key}"
     )
 
 
-def explain_empty_step(counts: Line, limit: int, base: Line) -> str:
+def cuts_off_more(base: Line, evaluation: Line, key: str) -> bool:
+    """True if the limit cuts off a larger share of responses than before training, by more than
+    chance. Arguments: see `explain_cut_off`.
+    """
+    share = evaluation[f"{key}_truncated_share"]
+    before = base.get(f"{key}_truncated_share", share)
+    num_before, num_now = (
+        int(line.get(f"{key}_samples", 0)) for line in (base, evaluation)
+    )
+    return share - before > share_margin(before, num_before, share, num_now)
+
+
+def explain_cut_off(base: Line, evaluation: Line, key: str, config: Config) -> str:
+    """Explain why the limit distorts an evaluation of a run, and the remedy: a higher limit, unless
+    training made the model's responses longer. Returns "" if few responses are cut off.
+
+    base, evaluation: lines of evals.jsonl, before the first step and now. key: the prefix of the
+    keys of a held-out set.
+    """
+    share = evaluation[f"{key}_truncated_share"]
+    if share > _FEW and cuts_off_more(base, evaluation, key):
+        return (
+            f"{percent(share)} of the responses were cut off, and of the base model's "
+            f"{percent(base[f'{key}_truncated_share'])}: training did this; most likely "
+            f"{advise_on_training(config)}"
+        )
+    return warn_of_cut_off({"": share}, "eval.max_response_tokens")
+
+
+def advise_on_training(config: Config) -> str:
+    """Name the key that is most likely the cause where training makes a model worse."""
+    temperature = config.rollout.temperature
+    if temperature != 1:
+        return f"set rollout.temperature={temperature:g} to 1"
+    return f"lower optimizer.lr={config.optimizer.lr:g}"
+
+
+def explain_empty_step(counts: Line, config: Config, base: Line, first: Line) -> str:
     """Explain why a step trained on nothing: the most common reason, and the remedy.
 
-    counts: its line of metrics.jsonl. limit: rollout.max_response_tokens. base: the line of
-    evals.jsonl before the first step; {} if nothing is evaluated.
+    counts, first: lines of metrics.jsonl, of the step and of the run's first one, whose responses
+    are the base model's. base: the line of evals.jsonl before the first step; {} if nothing is
+    evaluated.
     """
     begin = f"step {counts['step']} trained on no token, so nothing was learned:"
     if "num_accepted" not in counts:  # fixed data
@@ -100,17 +137,20 @@ def explain_empty_step(counts: Line, limit: int, base: Line) -> str:
             "the same reward, so none was better than the others; take problems that the model "
             "solves sometimes, or raise rollout.group_size"
         )
+    responses = count_of([counts["num_rollouts"]], "response")
     return (
-        f"step {counts['step']} accepted none of {counts['num_rollouts']} responses, so nothing "
-        f"was learned: {describe_rejected(counts)}; {_remedy(counts, limit, base)}"
+        f"step {counts['step']} accepted none of {responses}, so nothing was learned: "
+        f"{describe_rejected(counts)}; {_remedy(counts, config, base, first)}"
     )
 
 
-def explain_few_accepted(steps: Sequence[Line], limit: int, base: Line) -> str:
+def explain_few_accepted(
+    steps: Sequence[Line], config: Config, base: Line, first: Line
+) -> str:
     """Explain why recent steps accepted some responses, but fewer than 5 %: the most common reason,
     and the remedy.
 
-    steps: the last lines of metrics.jsonl, `RECENT_STEPS` at most. limit, base: see
+    steps: the last lines of metrics.jsonl, `RECENT_STEPS` at most. base, first: see
     `explain_empty_step`. Returns "" if more are accepted, or none, or if these are not
     `RECENT_STEPS` steps of a method that accepts responses.
     """
@@ -127,7 +167,7 @@ def explain_few_accepted(steps: Sequence[Line], limit: int, base: Line) -> str:
     return (
         f"the last {RECENT_STEPS} steps accepted {counts['num_accepted']} of "
         f"{counts['num_rollouts']} responses, so little is learned: {describe_rejected(counts)}; "
-        f"{_remedy(counts, limit, base)}"
+        f"{_remedy(counts, config, base, first)}"
     )
 
 
@@ -150,14 +190,21 @@ def explain_slow_judge(step: Line, num_workers: int, world_size: int) -> str:
     )
 
 
-def _remedy(counts: Line, limit: int, base: Line) -> str:
+def _remedy(counts: Line, config: Config, base: Line, first: Line) -> str:
     """Say what helps if few responses are accepted, by the most common reason. If the judge gave
-    no verdict at all, that is the reason, however many responses were cut off.
+    no verdict at all, that is the reason, however many responses were cut off; and if the first
+    step accepted more, it is training, whatever is wrong with the responses.
     """
+    limit = config.rollout.max_response_tokens
     num_finished = counts["num_rollouts"] - counts.get("num_unfinished", 0)
     num_no_verdict = sum(counts.get(key, 0) for key in _NO_VERDICT)
     reasons = _NO_VERDICT if 0 < num_no_verdict == num_finished else tuple(REASONS)
     most_common = max(reasons, key=lambda key: counts.get(key, 0))
+    if most_common not in _NO_VERDICT and _accepts_fewer(counts, first, config):
+        return (
+            f"step {first['step']} accepted {first['num_accepted']} of {first['num_rollouts']}, so "
+            f"training did this: most likely {advise_on_training(config)}"
+        )
     if most_common in _REMEDIES:
         remedy = _REMEDIES[most_common]
     elif counts.get("length_limit", limit) < limit:
@@ -166,6 +213,24 @@ def _remedy(counts: Line, limit: int, base: Line) -> str:
         remedy = _lengths_remedy("rollout.max_response_tokens", limit, base)
     advice = advise_on_base(base) if base else ""
     return f"{remedy}; {advice}" if advice else remedy
+
+
+def _accepts_fewer(counts: Line, first: Line, config: Config) -> bool:
+    """True if a smaller share of responses is accepted than in the first step, under the same
+    limit, by more than chance.
+
+    Chance: that of so many problems, as if each had one response: those to one problem are alike.
+    """
+    if counts.get("length_limit") != first.get("length_limit"):
+        return False
+    before, now = (
+        line["num_accepted"] / line["num_rollouts"] for line in (first, counts)
+    )
+    num_before, num_now = (
+        int(line["num_rollouts"]) // config.rollout.group_size
+        for line in (first, counts)
+    )
+    return before - now > share_margin(before, num_before, now, num_now)
 
 
 def explain_left_out(counts: Line, *, room: int, positions: int) -> str:
@@ -187,79 +252,6 @@ def explain_left_out(counts: Line, *, room: int, positions: int) -> str:
         f"{counts['num_rollouts']} responses{nothing}: with the teacher's prompt, or with the "
         f"plain one, they are longer than {limit_and_remedy}"
     )
-
-
-def worse_in_a_row(evaluations: Sequence[Line]) -> int:
-    """Count the last evaluations in a row that are worse than the first.
-
-    Worse: less accurate, by more than chance. evaluations: the lines of evals.jsonl.
-    """
-    num_worse = 0
-    for line in reversed(evaluations[1:]):
-        if not _is_worse(evaluations[0], line):
-            break
-        num_worse += 1
-    return num_worse
-
-
-def describe_early_end(worse: int, step: int, model_step: int, config: Config) -> str:
-    """Explain why `eval.stop_when_worse` ended a run, and which model it exports.
-
-    worse: the number of evaluations in a row that were worse. step: the last one of the run.
-    model_step: the step of the model in hf/.
-    """
-    handed_out = f"hf/ holds the best model, of step {model_step}"
-    if model_step == step:
-        handed_out = "best/ has no better model, so hf/ holds the last one"
-    return (
-        f"ended after step {step} of {config.run.steps}, because {worse} evaluations in a row were "
-        f"less accurate than the base model's by more than chance (eval.stop_when_worse="
-        f"{config.eval.stop_when_worse}); {handed_out}"
-    )
-
-
-def warn_of_decline(evaluations: Sequence[Line], config: Config) -> str:
-    """Warn if a run's last evaluation is less accurate than its first by more than chance.
-
-    evaluations: the lines of evals.jsonl. The warning names the best evaluation and the key that is
-    most likely the cause. Returns "" if the last evaluation is not worse.
-    """
-    if len(evaluations) < 2:
-        return ""
-    first, last = evaluations[0], evaluations[-1]
-    if not _is_worse(first, last):
-        return ""
-    advice = f"lower optimizer.lr={config.optimizer.lr:g}"
-    temperature = config.rollout.temperature
-    if temperature != 1:
-        advice = f"set rollout.temperature={temperature:g} to 1"
-    best_so_far = "no later evaluation was as accurate as the base model"
-    best = best_evaluation(evaluations, config.eval)
-    if best["step"]:
-        is_in_best = config.eval.keeps_best
-        its_model = (
-            "its model is in best/" if is_in_best else "eval.export_best keeps it"
-        )
-        best_so_far = (
-            f"the best evaluation is after step {best['step']}, "
-            f"{percent(best['eval_accuracy'])}, "
-            f"{best['eval_mean_response_tokens']:.1f} tokens ({its_model})"
-        )
-    return (
-        f"THE MODEL GOT WORSE: held-out accuracy fell from {percent(first['eval_accuracy'])} "
-        f"to {percent(last['eval_accuracy'])}, more than chance; {best_so_far}; most likely "
-        f"{advice}"
-    )
-
-
-def _is_worse(first: Line, later: Line) -> bool:
-    """True if the accuracy of a later evaluation is below the first one's by more than chance.
-
-    Chance: half the width of the 95 % interval of their difference, see `share_margin`.
-    """
-    before, after = first["eval_accuracy"], later["eval_accuracy"]
-    num_before, num_after = int(first["eval_samples"]), int(later["eval_samples"])
-    return before - after > share_margin(before, num_before, after, num_after)
 
 
 def _lengths_remedy(key: str, limit: int, base: Line) -> str:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from megatron_opsft.callback import Callback
@@ -11,7 +11,12 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.methods.facts import describe_rollouts, describe_token_use
 from megatron_opsft.records import JsonObject, Message, Response
 from megatron_opsft.rollout.sampling import EVAL_STEP
-from megatron_opsft.run.record.advice import advise_on_base, measure_correct
+from megatron_opsft.run.record.advice import (
+    advise_on_base,
+    cuts_off_more,
+    explain_cut_off,
+    measure_correct,
+)
 from megatron_opsft.run.record.metrics import MetricsLog, describe_sample
 from megatron_opsft.run.record.rollout_log import RolloutLog
 from megatron_opsft.run.record.summary import card_of_best
@@ -26,6 +31,7 @@ from megatron_opsft.run.start.session import Session, log
 from megatron_opsft.run.step.judged_problems import JudgedProblems, judge_rollouts
 from megatron_opsft.runtime.console import say
 from megatron_opsft.runtime.distributed import gather_from_all
+from megatron_opsft.runtime.formatting import count_of
 from megatron_opsft.runtime.phase import (
     Interrupted,
     StopSignal,
@@ -47,6 +53,9 @@ class Evaluations:
     """Called on rank 0."""
     lines: list[JsonObject]
     """The lines of evals.jsonl, on every rank."""
+    warned: set[tuple[str, bool]] = field(default_factory=set)
+    """Prefix of a held-out set, and whether training was the cause: what `_warn_of_cut_off` said.
+    """
 
     def run_if_due(self, step: int, stop: StopSignal) -> bool:
         """Evaluate if it is due after `step` updates, unless a resumed run finds it done.
@@ -86,14 +95,14 @@ class Evaluations:
         enter_phase("evaluate")
         line: JsonObject = {"step": step}
         begin = time.monotonic()
-        judged = _judge(s, "held-out problems", s.held_out)
+        judged = _judge(s, "", s.held_out)
         self.rollouts.write_held_out(step, judged)
         line |= _measure(judged.responses, s.held_out, "eval")
         line |= measure_correct([r.num_tokens for r in judged.responses if r.correct])
         examples = _examples(s, judged)
         del judged  # so that only one set's responses are kept at a time
         for name, held_out in s.more_held_out.items():
-            judged = _judge(s, f"problems of {name}", held_out)
+            judged = _judge(s, f" of {name}", held_out)
             self.rollouts.write_held_out(step, judged, name)
             line |= _measure(judged.responses, held_out, f"eval_{name}")
             del judged
@@ -102,6 +111,7 @@ class Evaluations:
         if self.metrics_log is None:
             return
         self.metrics_log.write_evaluation(line, s.more_held_out)
+        self._warn_of_cut_off(line)
         for example in examples:
             say(example, dim=True)
         advice = "" if step else advise_on_base(line)
@@ -111,6 +121,20 @@ class Evaluations:
             log.warning(advice)
         for callback in self.callbacks:
             callback.on_evaluation(dict(line))
+
+    def _warn_of_cut_off(self, line: JsonObject) -> None:
+        """Warn of each held-out set whose values the limit distorts: once, and once more when
+        training has become the cause.
+        """
+        base = self.lines[0]
+        names = {"eval": "held-out"}
+        names |= {f"eval_{name}": name for name in self.session.more_held_out}
+        for key, name in names.items():
+            explanation = explain_cut_off(base, line, key, self.session.config)
+            cause = key, cuts_off_more(base, line, key)
+            if explanation and cause not in self.warned:
+                self.warned.add(cause)
+                log.warning("%s: %s", name, explanation)
 
     def step_of_best_model(self) -> int:
         """Return the step of the best evaluation if best/ has its model, else 0."""
@@ -142,10 +166,11 @@ class Evaluations:
 def _judge(s: Session, title: str, held_out: HeldOut) -> JudgedProblems:
     """Sample responses to held-out problems, with the same seeds every time, and judge them.
 
-    title: the name of the set for the log. Errors: `UserError` if it has no problem.
+    title: the end of a sentence that names the set, for the log. Errors: `UserError` if it has no
+    problem.
     """
     problems = held_out.problems
-    announce(f"evaluating on {len(problems)} {title}")
+    announce(f"evaluating on {count_of([len(problems)], 'held-out problem')}{title}")
     rollouts = s.sampler.sample(
         problems,
         held_out.settings,

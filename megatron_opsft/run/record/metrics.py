@@ -12,12 +12,12 @@ from megatron_opsft.config import RunConfig
 from megatron_opsft.errors import UserError, first_line, log
 from megatron_opsft.methods.facts import sums_of_token_use
 from megatron_opsft.records import Problem, Rollout, Verdict
-from megatron_opsft.run.record.advice import describe_correct, warn_of_cut_off
+from megatron_opsft.run.record.advice import describe_correct
 from megatron_opsft.run.record.time_left import TimeLeft
 from megatron_opsft.run.run_files import Line, describe_rejected
 from megatron_opsft.runtime.console import say
 from megatron_opsft.runtime.durable import append_line, write_text
-from megatron_opsft.runtime.formatting import percent
+from megatron_opsft.runtime.formatting import count_of, percent
 
 _MAX_PROBLEM_CHARACTERS = 100
 _MAX_RESPONSE_CHARACTERS = 240
@@ -70,7 +70,6 @@ class MetricsLog:
             checkpoint_every=checkpoint_every,
             eval_seconds=eval_seconds,
         )
-        self._warned: set[str] = set()  # names of the held-out sets that were warned of
         self._writers: list[_TensorBoard | _Wandb] = []
         if config.tensorboard:
             self._writers.append(_TensorBoard(config.dir / "tensorboard", first_step))
@@ -109,11 +108,11 @@ class MetricsLog:
     def _print_evaluation(
         self, name: str, metrics: Line, key: str, more: str = ""
     ) -> None:
-        """Print the line of one held-out set; warn once if the limit distorts its values.
+        """Print the line of one held-out set.
 
         key: the prefix of its keys in `metrics`. more: text for the end of the line.
         """
-        samples = f"{metrics[f'{key}_samples']} samples"
+        samples = count_of([metrics[f"{key}_samples"]], "sample")
         if rejected := describe_rejected(metrics, f"{key}_"):
             samples += f": {rejected}"
         line = (
@@ -124,10 +123,6 @@ class MetricsLog:
             f"({samples})"
         )
         say(f"{line}; {more}" if more else line)
-        warning = warn_of_cut_off(name, metrics, key)
-        if warning and name not in self._warned:
-            self._warned.add(name)
-            log.warning(warning)
 
     def _write(self, name: str, metrics: Line) -> None:
         append_line(self._config.dir / name, json.dumps(dict(metrics)))

@@ -9,14 +9,12 @@ from megatron_opsft.models.storage.stored_weights import BASE_SHA256, LORA
 from megatron_opsft.records import JsonObject, StepResult, SyncResult
 from megatron_opsft.run.record.advice import (
     RECENT_STEPS,
-    describe_early_end,
     explain_empty_step,
     explain_few_accepted,
     explain_left_out,
     explain_slow_judge,
-    warn_of_decline,
-    worse_in_a_row,
 )
+from megatron_opsft.run.record.ending import closing_lines, worse_in_a_row
 from megatron_opsft.run.record.evaluations import Evaluations
 from megatron_opsft.run.record.metrics import MetricsLog
 from megatron_opsft.run.record.rollout_log import RolloutLog
@@ -26,12 +24,7 @@ from megatron_opsft.run.record.written_models import (
     drop_superseded,
     write_final,
 )
-from megatron_opsft.run.run_files import (
-    Line,
-    describe_best,
-    describe_skipped,
-    is_skipped,
-)
+from megatron_opsft.run.run_files import Line, is_skipped, read_json_lines
 from megatron_opsft.run.start.session import Session, log
 from megatron_opsft.run.step.batch import JudgedBatch
 from megatron_opsft.runtime.console import say
@@ -67,12 +60,15 @@ class RunRecorder:
         self._published: tuple[int, Path] | None = None  # as the callbacks know it
         self._explained: set[str] = set()  # reasons that were warned of
         self._recent: deque[Line] = deque(maxlen=RECENT_STEPS)
+        self._first_step: Line | None = None  # its metrics, once there are any
         self._watch = Stopwatch(session.device)
         self.rollouts = RolloutLog(session.config.run, session.layout)
         self._log: MetricsLog | None = None
         lines: list[JsonObject] = []
         if session.layout.is_main:
             lines = read_evaluations(self._dir)
+            steps = read_json_lines(self._dir / "metrics.jsonl")
+            self._first_step = next(iter(steps), None)
             self._log = MetricsLog(
                 session.config.run,
                 first_step=last_step,
@@ -131,17 +127,18 @@ class RunRecorder:
         """Warn once for each of three reasons why a run learns little: few responses are accepted,
         some are left out, a step learns nothing. Warn once of a judge that the run waits for.
         """
-        limit = self._s.config.rollout.max_response_tokens
-        verify = self._s.config.verify
+        config = self._s.config
+        verify = config.verify
         if verify.own_judge:
             num_workers = verify.workers or share_of_cores()
             slow = explain_slow_judge(metrics, num_workers, self._s.layout.world_size)
             self._warn_once("slow judge", slow)
         base = next(iter(self.evaluations.lines), {})
+        self._first_step = first = self._first_step or metrics
         self._recent.append(metrics)
-        self._warn_once("few", explain_few_accepted(self._recent, limit, base))
+        self._warn_once("few", explain_few_accepted(self._recent, config, base, first))
         if metrics.get("num_pairs_left_out"):
-            max_tokens = self._s.config.train.max_tokens_per_microbatch
+            max_tokens = config.train.max_tokens_per_microbatch
             reason = explain_left_out(
                 metrics,
                 room=max_tokens * self._s.layout.cp_size,
@@ -149,7 +146,7 @@ class RunRecorder:
             )
             self._warn_once("left out", reason)
         elif is_skipped(metrics):
-            self._warn_once("skipped", explain_empty_step(metrics, limit, base))
+            self._warn_once("skipped", explain_empty_step(metrics, config, base, first))
 
     def _warn_once(self, reason: str, explanation: str) -> None:
         """Log the first explanation of each reason, if there is one."""
@@ -270,20 +267,8 @@ class RunRecorder:
         summary["peak_memory_bytes"] = int(peak)
         # With this file the run counts as finished.
         write_json(self._dir / "summary.json", summary)
-        if num_worse:
-            log.warning(describe_early_end(num_worse, step, model_step, config))
-        skipped = describe_skipped(summary["skipped_steps"], summary["steps"])
-        if skipped:
-            log.warning(skipped)
-        elif step:
-            log.info(
-                "the model is in %s; `megatron-opsft report %s` compares",
-                self._dir / "hf",
-                self._dir,
-            )
-            if "best" in summary:
-                log.info(describe_best(summary["best"], self._dir))
-            self._warn_once("decline", warn_of_decline(self.evaluations.lines, config))
+        for level, text in closing_lines(summary, self.evaluations.lines, config):
+            log.log(level, text)
 
     def close(self) -> None:
         """Flush the metrics writers and end threads, also when the run stops early."""

@@ -21,6 +21,7 @@ from megatron_opsft.records import JsonObject, Message
 from megatron_opsft.run.run_files import (
     Line,
     best_evaluation,
+    describe_decline,
     is_skipped,
     read_json_lines,
 )
@@ -31,8 +32,8 @@ from megatron_opsft.runtime.durable import step_name
 from megatron_opsft.runtime.formatting import count_of, percent, tokens
 from megatron_opsft.runtime.intervals import (
     describe_evidence,
+    interval_of_points,
     share_interval,
-    signed_interval,
 )
 from megatron_opsft.runtime.libraries import installed_versions
 from megatron_opsft.runtime.phase import enter_phase
@@ -185,7 +186,7 @@ tags: [on-policy-sft, {config.method.name}]
 ---
 # {name}
 
-{config.model.path} after {step} steps of {method} on {data}.
+{config.model.path} after {steps} of {method} on {data}.
 
 | held-out problems | before | after |
 |---|---|---|
@@ -234,12 +235,12 @@ def model_card(
     if "best" in summary:
         step, figures = summary["best"]["step"], _cells(summary["best"])
         best = (
-            f"\nThe best evaluation, by {config.eval.best_rule}: after {step} steps, "
+            f"\nThe best evaluation, by {config.eval.best_rule}: after {count_of([step], 'step')}, "
             f"{figures[1]} tokens, accuracy {figures[0]}.\n"
         )
     return _CARD.format(
         **_about_run(config, messages, prompt),
-        step=summary["model_step"],
+        steps=count_of([summary["model_step"]], "step"),
         name=config.run.dir.name,
         place=config.export.push_to_hub or config.run.dir / "hf",
         before=_cells(summary["base"]),
@@ -279,7 +280,7 @@ def card_of_best(
     name = step_name(step)
     return _CARD.format(
         **_about_run(config, messages, prompt),
-        step=step,
+        steps=count_of([step], "step"),
         name=f"{config.run.dir.name}, {name}",
         place=config.run.dir / BEST / name,
         before=_cells(base),
@@ -317,8 +318,8 @@ def _about_run(
 
 
 def _evidence(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """Say on how many responses the card's table rests, and how sure its gain of accuracy is; "" if
-    nothing was evaluated.
+    """Say on how many responses the card's table rests, how sure its gain of accuracy is, and if
+    the model got worse; "" if nothing was evaluated.
     """
     keys = ("accuracy", "samples")
     if any(end.get(key) is None for end in (before, after) for key in keys):
@@ -326,11 +327,14 @@ def _evidence(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     low, high = share_interval(
         before["accuracy"], before["samples"], after["accuracy"], after["samples"]
     )
-    interval = signed_interval(100 * low, 100 * high, "points")
-    n = f"{count_of([before['samples'], after['samples']])} responses at each end"
+    interval = interval_of_points(before["accuracy"], low, high)
+    n = f"{count_of([before['samples'], after['samples']], 'response')} at each end"
     evidence = describe_evidence(n, interval, holds_zero=low <= 0 <= high)
     difference = 100 * (after["accuracy"] - before["accuracy"])
-    return f"\nAccuracy: {difference:+.1f} points; {evidence}.\n"
+    text = f"\nAccuracy: {difference:+.1f} points; {evidence}.\n"
+    if decline := describe_decline(before, after, prefix=""):
+        text += f"\n**{decline}.**\n"
+    return text
 
 
 def _cells(measured: Mapping[str, Any]) -> tuple[str, str]:
