@@ -81,7 +81,11 @@ def _describe_data(checked: CheckedRun) -> Iterator[tuple[str, str]]:
     if run_input.held_out is not None:
         text += f", {len(run_input.held_out.problems):,} held out"
     num_bad = len(run_input.bad_rows)
-    yield "data", f"{text}, {num_bad:,} {'row' if num_bad == 1 else 'rows'} left out"
+    text += f", {num_bad:,} {'row' if num_bad == 1 else 'rows'} left out"
+    if num_repeats := sum(row.is_repeat for row in run_input.bad_rows):
+        verb = "row repeats" if num_repeats == 1 else "rows repeat"
+        text += f" ({num_repeats:,} {verb} another problem)"
+    yield "data", text
     for note in run_input.notes:
         yield "note", note
     _, prompt = run_input.example()

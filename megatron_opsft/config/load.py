@@ -180,6 +180,10 @@ def read_yaml(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
         if (path / "config.yaml").is_file():
             advice = f"to continue that run give {path / 'config.yaml'} --resume"
         raise UserError(f"config file {path} is a directory; {advice}") from None
+    except UnicodeDecodeError:
+        raise UserError(
+            f"config file {path} is not UTF-8; convert it, for example with iconv"
+        ) from None
     except (OSError, ValueError) as error:
         raise UserError(f"config file {path} cannot be read: {error}") from None
     if not isinstance(tree, dict):
