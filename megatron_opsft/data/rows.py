@@ -125,13 +125,16 @@ def _is_message(item: object) -> bool:
 
 def _role_of(message: Mapping[str, Any]) -> object:
     """Return the role of a message in OpenAI's words, such as "user" for ShareGPT's "human"."""
-    role = message["role"] if "role" in message else message.get("from")
+    role = message.get("role")
+    if role is None:
+        role = message.get("from")
     return _OTHER_ROLES.get(role, role) if isinstance(role, str) else role
 
 
 def _content_of(message: Mapping[str, Any]) -> object:
     """Return what a message says: text, if it is one that can be read."""
-    return _text_of(message["content"] if "role" in message else message.get("value"))
+    content = message.get("content")
+    return _text_of(message.get("value") if content is None else content)
 
 
 def _answer_of(value: object, name: str) -> object:

@@ -12,7 +12,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any
 
-from megatron_opsft.errors import UserError, first_line
+from megatron_opsft.errors import UserError, first_line, looked_in
 from megatron_opsft.records import record
 from megatron_opsft.runtime.libraries import (
     asking_hub,
@@ -93,7 +93,7 @@ def check_source(source: str, *, option: str = "data") -> None:
         if path.stat().st_size == 0:
             raise UserError(f"{option}: {source} is empty: it has no rows")
     elif source.endswith(FILE_ENDINGS) or source.startswith(("/", ".", "~")):
-        raise UserError(f"{option}: there is no file {source}")
+        raise UserError(f"{option}: there is no file {source}{looked_in(source)}")
     else:
         check_cached("datasets", source, option)
 
@@ -327,7 +327,7 @@ def _open_hub(source: str, split: str, subset: str | None, section: str) -> Any:
             error,
             f"{option}: {name} is not a file here, and could not be loaded as a Hugging Face data "
             f"set: {first_line(error)} (check the name, {section}split and {section}subset, and "
-            "the network; or give a file)",
+            f"the network; or give a file; it was looked for{looked_in(source)})",
         ) from error
 
 

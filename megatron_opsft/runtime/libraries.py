@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from megatron_opsft.errors import HubUnreachable, UserError, causes
+from megatron_opsft.errors import HubUnreachable, UserError, causes, looked_in
 from megatron_opsft.runtime.phase import announce
 
 PACKAGES = (
@@ -173,7 +173,8 @@ def check_cached(kind: Literal["models", "datasets"], name: str, option: str) ->
     if not cached:
         raise UserError(
             f"{option}={name} is not in the Hugging Face cache ({home}), and {_OFFLINE}=1 is set; "
-            "run `megatron-opsft fetch CONFIG` where there is a network, with the same HF_HOME"
+            "run `megatron-opsft fetch CONFIG` where there is a network, with the same HF_HOME; as a "
+            f"file or directory it was looked for{looked_in(name)}"
         )
 
 

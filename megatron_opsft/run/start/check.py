@@ -9,7 +9,7 @@ from megatron_opsft.config.load import check_resumable, load_config
 from megatron_opsft.data.problems import ARITHMETIC, held_out_source
 from megatron_opsft.data.prompt_file import open_prompt_file
 from megatron_opsft.data.sources import check_source
-from megatron_opsft.errors import NothingLeft, UserError
+from megatron_opsft.errors import NothingLeft, UserError, looked_in
 from megatron_opsft.models.architectures.config_from_hf import read_model_shape
 from megatron_opsft.models.architectures.shape import ModelShape
 from megatron_opsft.models.storage.adapter_config import check_same_adapter
@@ -82,8 +82,8 @@ def check_run(
         check_resumable(load_config(directory / "config.yaml"), config, directory)
     elif must_exist and not run_dir.entries():
         raise UserError(
-            f"--resume: run.dir={directory} has no run to continue; leave out --resume, or give "
-            "--resume=auto, which starts a new one then"
+            f"--resume: run.dir={directory} has no run to continue{looked_in(directory)}; leave out "
+            "--resume, or give --resume=auto, which starts a new one then"
         )
     check_installed(config.rollout.engine)
     _check_sources(config)
@@ -146,7 +146,7 @@ def check_responses(config: Config) -> None:
         )
     if not path.is_file():
         raise UserError(
-            f"data.responses={path}: there is no such file; make it with `megatron-opsft data "
+            f"data.responses={path}: there is no such file{looked_in(path)}; make it with `megatron-opsft data "
             f"{method} ... --out {path}`"
         )
     check_fetched([path])
