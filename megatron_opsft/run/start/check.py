@@ -25,6 +25,7 @@ from megatron_opsft.runtime.libraries import (
     check_fetched,
     is_installed,
     is_offline,
+    loading_libraries,
 )
 from megatron_opsft.verify.handed_judge import find_handed_judge
 from megatron_opsft.verify.verifier import check_judge
@@ -54,6 +55,9 @@ def opened_run(
         world_size=world_size,
     )
     if resume and world_size == 1 and is_finished(config):
+        with loading_libraries():
+            from megatron_opsft.run.start.identity import check_finished
+        check_finished(checked)
         raise NothingLeft
     with RunDir(config.run.dir).locked():
         yield checked
@@ -78,7 +82,9 @@ def check_run(
     directory = config.run.dir
     run_dir = RunDir(directory)
     run_dir.check_start(resume=resume, overwrite=overwrite)
-    if resume and list_checkpoints(directory / "checkpoints"):
+    has_config = (directory / "config.yaml").is_file()
+    is_over = has_config and is_finished(config)
+    if resume and (is_over or list_checkpoints(directory / "checkpoints")):
         check_resumable(load_config(directory / "config.yaml"), config, directory)
     elif must_exist and not run_dir.entries():
         raise UserError(
