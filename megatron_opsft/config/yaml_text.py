@@ -62,7 +62,9 @@ def parse_yaml(text: str) -> Any:
     except MarkedYAMLError as error:
         reason = error.problem or error.context
         if error.problem and error.context and error.context_mark:
-            reason += f" ({error.context} that begins in line {error.context_mark.line + 1})"
+            reason += (
+                f" ({error.context} that begins in line {error.context_mark.line + 1})"
+            )
         raise ValueError(f"{_place(error)}{reason}") from None
     except YAMLError as error:
         raise ValueError(str(error).split("\n")[0]) from None

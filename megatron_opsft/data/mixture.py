@@ -12,6 +12,7 @@ from math import floor
 
 from megatron_opsft.config import DataConfig
 from megatron_opsft.data.problems import (
+    ALSO_IN,
     REPEATS,
     BadRow,
     ProblemSet,
@@ -106,7 +107,7 @@ def leave_out_held_out(
     reasons = {}
     for name, evaluation in held_out.items():
         for problem in evaluation.problems:
-            reason = f"also in {name}: what is evaluated is not trained on"
+            reason = f"{ALSO_IN} {name}: what is evaluated is not trained on"
             reasons[asked(problem)] = reason
     left = _leave_out(training, lambda problem: reasons.get(asked(problem), ""))
     if not left.problems:
@@ -151,9 +152,7 @@ def take_held_out(
     name = f"{problem_set.name} (held out)"
     return (
         _leave_out(replace(problem_set, problems=tuple(others)), reason_against),
-        replace(
-            problem_set, problems=tuple(held_out.values()), name=name, bad_rows=()
-        ),
+        replace(problem_set, problems=tuple(held_out.values()), name=name, bad_rows=()),
     )
 
 

@@ -26,7 +26,9 @@ from megatron_opsft.errors import RowError, UserError
 from megatron_opsft.records import Problem, record
 
 ARITHMETIC = "arithmetic"
-REPEATS = "repeats"  # the first word of the reason against a row that does so
+# The first words of the reason against a row that asks what is evaluated.
+REPEATS = "repeats"
+ALSO_IN = "also in"
 
 
 def sha256_of(problems: Sequence[Problem]) -> str:
@@ -62,6 +64,11 @@ class BadRow:
     def is_repeat(self) -> bool:
         """True if it is left out because it repeats a held-out problem."""
         return self.reason.startswith(REPEATS)
+
+    @property
+    def is_evaluated(self) -> bool:
+        """True if it is left out because an evaluation asks the same."""
+        return self.reason.startswith((REPEATS, ALSO_IN))
 
 
 def place_of(source: str, row: int) -> str:

@@ -62,6 +62,7 @@ def read_problem(
     if row.error is not None:
         raise RowError(row.error)
     value = find_field(row.fields, problem_field)
+    answer: object
     if answer_field == problem_field:
         chat, answer = _chat_and_answer(value, problem_field)
     else:
@@ -247,7 +248,9 @@ def choose_fields(
         present = set[str]().union(*(_names_of(row.fields) for row in rows))
         hint = " to one of them" if len(missing) == 1 else ""
         if source.removesuffix(".gz").endswith((".csv", ".tsv")):
-            hint += "; the first line was taken as the header, so write one if it is a row"
+            hint += (
+                "; the first line was taken as the header, so write one if it is a row"
+            )
         raise UserError(
             f"{', '.join(missing)}: {source} has no field {', and no '.join(missing.values())}; "
             f"it has {', '.join(sorted(present))}: set {' and '.join(missing)}{hint}"

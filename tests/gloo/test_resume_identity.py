@@ -71,7 +71,9 @@ def test_other_base_weights_are_refused(cli: ForkedCli, place: Path, tmp_path: P
     keys = [f"run.dir={tmp_path / 'run'}", f"model.path={model}"]
     ended = cli.run([*args(place, 2), *keys, "--resume"])
     assert ended.exit_code == 2
-    said = f"the weights in {model} are not those that this run was started with ({place / 'model'})"
+    said = (
+        f"the weights in {model} are not those that this run was started with ({place / 'model'})"
+    )
     assert f"run.dir={tmp_path / 'run'}: {said}; restore what it had, or name" in ended.error
 
 
@@ -150,7 +152,9 @@ def test_a_run_whose_held_out_problems_were_drawn_by_an_earlier_release_is_refus
     manifest["identity"]["held_out_sha256"]["eval"] = "of four rows"
     (tmp_path / "run/manifest.json").write_text(json.dumps(manifest))
     ended = cli.run(words)
-    said = "the held-out problems in .*jsonl \\(eval.holdout=2\\) are not those that this run was st"
+    said = (
+        "the held-out problems in .*jsonl \\(eval.holdout=2\\) are not those that this run was st"
+    )
     assert re.search(f"{said}.*; earlier releases also evaluated rows that repeat", ended.error)
 
 

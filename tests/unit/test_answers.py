@@ -37,7 +37,10 @@ REFUSED = [
     ([], "answer is of type list, not text or a number"),
     ([None], "no answer"),
     (["1", "2"], f"answer is of type list{NO_TEXT}; it holds 2 values: name one, such as answer.0"),
-    ({"value": 1}, f"answer is of type dict{NO_TEXT}; it has value: name one, such as answer.value"),
+    (
+        {"value": 1},
+        f"answer is of type dict{NO_TEXT}; it has value: name one, such as answer.value",
+    ),
     (Decimal("NaN"), "answer is NaN"),
     (float("nan"), "answer is nan"),
     ("  ", "answer is empty"),

@@ -129,7 +129,11 @@ def test_bad_rows_have_their_number_and_the_others_are_kept(tmp_path: Path) -> N
         ("r.csv", 'problem,answer\np,1\n"q,2\nr,3\n', "row that begins in line 3 has a quote"),
         ("r.csv", "problem\tanswer\np\t1\n", "the header .* is one column; .csv means commas or"),
         ("r.csv", "problem;answer,id\np;1,2\n", "it has id, problem;answer: set data.pro"),
-        ("r.csv", "What is 7?,42\np,1\n", "has 42, What is 7.: set data.*; the first line was taken as"),
+        (
+            "r.csv",
+            "What is 7?,42\np,1\n",
+            "has 42, What is 7.: set data.*; the first line was taken as",
+        ),
         ("r.csv", '"problem;answer"\np\n', "the header 'problem;answer' is one column"),
         ("r.tsv", "problem;answer\np;1\n", "the header 'problem;answer' is one column"),
         ("r.tsv", "problem,answer\np,1\n", "the header 'problem,answer' is one column"),

@@ -214,7 +214,7 @@ class EvaluationDirectory(OwnedDirectory):
         if overwrite:
             self.clear(needed)
         identity = manifest["identity"]
-        now = manifest["settings"]
+        now = manifest.get("settings", {})
 
         def explain(name: str) -> str:
             before = (self.read_manifest() or {}).get("settings", {})
@@ -238,18 +238,17 @@ def _describe_change(
     part of the identity. now, before: settings, which name the places.
     """
     part, _, benchmark = name.partition(".")
-    key = "judge" if part == "verifier" else "model"
     words = _WORDS.get(part, "")
-    places = [settings.get(key, NOT_SET) for settings in (now, before)]
-    is_code = ":" in str(places[0]) and places[0] == places[1]
-    if part == "verifier" and not is_code:
+    places = []
+    for settings in (now, before):
+        place = settings.get("judge" if part == "verifier" else "model", NOT_SET)
+        if part == "data":
+            place = settings.get("data", {}).get(benchmark, benchmark)
+        places.append(str(place))
+    new, old = places
+    if part == "verifier" and (new != old or ":" not in new):
         return ""  # another judge or version, which the identity names
-    if part == "data":
-        places = [
-            settings.get("data", {}).get(benchmark, benchmark)
-            for settings in (now, before)
-        ]
-    return words and describe_change(words, *places, EvaluationDirectory.kind)
+    return words and describe_change(words, new, old, EvaluationDirectory.kind)
 
 
 def load_settings(

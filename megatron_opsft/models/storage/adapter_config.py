@@ -58,7 +58,9 @@ def read_adapter_config(directory: Path, option: str) -> AdapterConfig:
         advice = "give the directory of a LoRA adapter"
         if (directory / "adapter" / ADAPTER_NAME).is_file():
             advice = f"give {directory / 'adapter'}"
-        raise UserError(f"{option}={directory} has no {ADAPTER_NAME}{looked_in(directory)}; {advice}")
+        raise UserError(
+            f"{option}={directory} has no {ADAPTER_NAME}{looked_in(directory)}; {advice}"
+        )
     try:
         values = json.loads(path.read_bytes())
         rank, alpha = values["r"], values["lora_alpha"]

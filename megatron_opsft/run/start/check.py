@@ -88,8 +88,8 @@ def check_run(
         check_resumable(load_config(directory / "config.yaml"), config, directory)
     elif must_exist and not run_dir.entries():
         raise UserError(
-            f"--resume: run.dir={directory} has no run to continue{looked_in(directory)}; leave out "
-            "--resume, or give --resume=auto, which starts a new one then"
+            f"--resume: run.dir={directory} has no run to continue{looked_in(directory)}; leave "
+            "out --resume, or give --resume=auto, which starts a new one then"
         )
     check_installed(config.rollout.engine)
     _check_sources(config)
@@ -152,8 +152,8 @@ def check_responses(config: Config) -> None:
         )
     if not path.is_file():
         raise UserError(
-            f"data.responses={path}: there is no such file{looked_in(path)}; make it with `megatron-opsft data "
-            f"{method} ... --out {path}`"
+            f"data.responses={path}: there is no such file{looked_in(path)}; make it with "
+            f"`megatron-opsft data {method} ... --out {path}`"
         )
     check_fetched([path])
 

@@ -43,9 +43,7 @@ _WORDS = {
 }
 
 
-def identity_of(
-    run_input: RunInput, config: Config, hashes: FileHashes
-) -> JsonObject:
+def identity_of(run_input: RunInput, config: Config, hashes: FileHashes) -> JsonObject:
     """Return the `identity` of the manifest. hashes: those of the model's files."""
     encoder = run_input.encoder
     held_out_sets = {"eval": run_input.held_out, **run_input.more_held_out}
@@ -79,9 +77,7 @@ def identity_of(
     return identity
 
 
-def check_same_run(
-    identity: JsonObject, run_input: RunInput, config: Config
-) -> None:
+def check_same_run(identity: JsonObject, run_input: RunInput, config: Config) -> None:
     """Errors: `UserError` saying in words what of the identity is not as in the run that run.dir
     holds, if it holds one, with its place then and now.
     """
@@ -95,8 +91,12 @@ def check_same_run(
             return ""
         place = _place_of(name, config), _place_of(name, before)
         text = describe_change(words, *place, run_dir.kind)
-        if part == "held_out_sha256" and any(row.is_repeat for row in run_input.bad_rows):
-            text += "; earlier releases also evaluated rows that repeat a held-out problem"
+        if part == "held_out_sha256" and any(
+            row.is_repeat for row in run_input.bad_rows
+        ):
+            text += (
+                "; earlier releases also evaluated rows that repeat a held-out problem"
+            )
         return text
 
     # What runs of earlier versions did not write down cannot be compared.
