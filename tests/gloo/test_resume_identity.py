@@ -155,7 +155,7 @@ def test_a_run_whose_held_out_problems_were_drawn_by_an_earlier_release_is_refus
     said = (
         "the held-out problems in .*jsonl \\(eval.holdout=2\\) are not those that this run was st"
     )
-    assert re.search(f"{said}.*; earlier releases also evaluated rows that repeat", ended.error)
+    assert re.search(f"{said}.*; earlier releases also evaluated a held-out problem's", ended.error)
 
 
 def test_what_a_remedy_names_is_taken_said_and_written_down(

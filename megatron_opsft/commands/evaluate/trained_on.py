@@ -33,7 +33,7 @@ def notes_on_training(inputs: Inputs) -> tuple[str, ...]:
     for run in _runs_of(inputs.settings.model):
         try:
             trained = _trained_texts(run)
-        except UserError as error:
+        except (UserError, TypeError) as error:  # TypeError: of other bad rows
             log.info(
                 "whether %s was trained on these problems is unknown: %s", run, error
             )

@@ -8,7 +8,7 @@ from pathlib import Path
 from megatron_opsft.config import Config
 from megatron_opsft.config.load import load_config
 from megatron_opsft.data.problems import held_out_source, sha256_of
-from megatron_opsft.errors import log
+from megatron_opsft.errors import HubUnreachable, log
 from megatron_opsft.models.storage.model_identity import (
     FileHashes,
     combined,
@@ -91,12 +91,9 @@ def check_same_run(identity: JsonObject, run_input: RunInput, config: Config) ->
             return ""
         place = _place_of(name, config), _place_of(name, before)
         text = describe_change(words, *place, run_dir.kind)
-        if part == "held_out_sha256" and any(
-            row.is_repeat for row in run_input.bad_rows
-        ):
-            text += (
-                "; earlier releases also evaluated rows that repeat a held-out problem"
-            )
+        repeats = any(row.is_repeat for row in run_input.bad_rows)
+        if name == "held_out_sha256.eval" and repeats:
+            text += "; earlier releases also evaluated a held-out problem's other rows"
         return text
 
     # What runs of earlier versions did not write down cannot be compared.
@@ -118,7 +115,11 @@ def check_finished(checked: CheckedRun) -> None:
     ):
         log.info("%s is not here: model and data are not compared", model)
         return
-    run_input = read_input(checked, model_dir)
+    try:
+        run_input = read_input(checked, model_dir)
+    except HubUnreachable as error:
+        log.info("model and data are not compared: %s", error)
+        return
     hashes = hash_model_files(model_dir, earlier.get("model_files", {}))
     check_same_run(identity_of(run_input, config, hashes), run_input, config)
 
