@@ -4,6 +4,7 @@ log, for what the user should know although the work goes on.
 
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
 log = logging.getLogger("megatron_opsft")
 
@@ -63,6 +64,30 @@ def plural(noun: str, *numbers: float) -> str:
     It is here, not in `runtime.formatting`, because the configuration needs it too.
     """
     return noun if all(number == 1 for number in numbers) else f"{noun}s"
+
+
+_config_files: list[Path] = []  # that this process has read
+
+
+def remember_config_file(file: Path) -> None:
+    """Note that settings of the user's come from a YAML file, for `looked_in`."""
+    if file not in _config_files:
+        _config_files.append(file)
+
+
+def looked_in(path: str | Path) -> str:
+    """Return where a path that leads nowhere was looked for, as text behind it: " in DIRECTORY",
+    and how to write it if it lies beside a YAML file of the settings. "" for an absolute path.
+    """
+    path = Path(path).expanduser()
+    if path.is_absolute() or path.exists():
+        return ""
+    text = f" in {Path.cwd()}"
+    for file in _config_files:
+        beside = file.parent / path
+        if beside.exists():
+            return f"{text}, from where paths count; it lies beside {file.name}: write {beside}"
+    return text
 
 
 ANSWER_IS_NO = 4

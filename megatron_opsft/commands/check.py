@@ -84,7 +84,11 @@ def _describe_data(checked: CheckedRun) -> Iterator[tuple[str, str]]:
     text = f"{problems.name}: {num_problems} to train on"
     if run_input.held_out is not None:
         text += f", {len(run_input.held_out.problems):,} held out"
-    yield "data", f"{text}, {count_of([len(run_input.bad_rows)], 'row')} left out"
+    text += f", {count_of([len(run_input.bad_rows)], 'row')} left out"
+    if num_repeats := sum(row.is_repeat for row in run_input.bad_rows):
+        verb = "row repeats" if num_repeats == 1 else "rows repeat"
+        text += f" ({num_repeats:,} {verb} another problem)"
+    yield "data", text
     for note in run_input.notes:
         yield "note", note
     _, prompt = run_input.example()

@@ -25,7 +25,7 @@ from megatron_opsft.config.yaml_text import (
     parse_yaml,
     parse_yaml_value,
 )
-from megatron_opsft.errors import UserError
+from megatron_opsft.errors import UserError, looked_in, remember_config_file
 from megatron_opsft.methods.catalog import settings_class
 from megatron_opsft.methods.settings import MethodSettings
 from megatron_opsft.section import (
@@ -172,14 +172,20 @@ def read_yaml(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
             f"config file {path} is a base of itself; change one key `base`"
         )
     try:
-        tree = parse_yaml(find_yaml(path).read_text(encoding="utf-8")) or {}
+        file = find_yaml(path)
+        tree = parse_yaml(file.read_text(encoding="utf-8")) or {}
+        remember_config_file(file)
     except FileNotFoundError:
-        raise UserError(f"config file {path} does not exist") from None
+        raise UserError(f"config file {path} does not exist{looked_in(path)}") from None
     except IsADirectoryError:
         advice = "give a file"
         if (path / "config.yaml").is_file():
             advice = f"to continue that run give {path / 'config.yaml'} --resume"
         raise UserError(f"config file {path} is a directory; {advice}") from None
+    except UnicodeDecodeError:
+        raise UserError(
+            f"config file {path} is not UTF-8; convert it, for example with iconv"
+        ) from None
     except (OSError, ValueError) as error:
         raise UserError(f"config file {path} cannot be read: {error}") from None
     if not isinstance(tree, dict):

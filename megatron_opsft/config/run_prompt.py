@@ -37,7 +37,7 @@ def settings_of_run(
     Errors: `UserError` for a run whose config.yaml cannot be read, and for a judge that is a
     function: a file beside a model must not choose code to be run.
     """
-    run = _find_run(Path(model).expanduser())
+    run = find_run(Path(model).expanduser())
     if run is None:
         return {}
     file = run / "config.yaml"
@@ -68,13 +68,13 @@ def settings_of_run(
     return taken
 
 
-def _find_run(directory: Path) -> Path | None:
+def find_run(directory: Path) -> Path | None:
     """Return the directory of the run that wrote a model or a checkpoint; None if no run did.
 
-    directory: the run's own, a checkpoint of the run, or such a checkpoint's `hf`.
+    directory: the run's own, its `hf` or `adapter`, or a checkpoint of the run.
     """
     directory = directory.absolute()
-    if directory.name == "hf":
+    if directory.name in ("hf", "adapter"):
         directory = directory.parent
     elif directory.parent.name in ("checkpoints", "best"):
         directory = directory.parent.parent

@@ -7,7 +7,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.constructor import DuplicateKeyError, SafeConstructor
-from ruamel.yaml.error import YAMLError
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.representer import SafeRepresenter
 
 _ASSETS = Path(__file__).parents[1] / "assets"
@@ -49,7 +49,7 @@ def find_yaml(path: Path) -> Path:
 
 
 def parse_yaml(text: str) -> Any:
-    """Read a YAML document; an empty one is None. Errors: `ValueError`, one line."""
+    """Read a YAML document; an empty one is None. Errors: `ValueError`, one line with the place."""
     yaml = YAML(typ="safe", pure=True)
     yaml.Constructor = _Constructor
     try:
@@ -58,14 +58,27 @@ def parse_yaml(text: str) -> Any:
         raise ValueError("nested too deeply") from None
     except DuplicateKeyError as error:
         key = str(error.problem).split('"')[1]
-        raise ValueError(f"the key {key} is there twice") from None
+        raise ValueError(f"{_place(error)}the key {key} is there twice") from None
+    except MarkedYAMLError as error:
+        reason = error.problem or error.context
+        if error.problem and error.context and error.context_mark:
+            reason += (
+                f" ({error.context} that begins in line {error.context_mark.line + 1})"
+            )
+        raise ValueError(f"{_place(error)}{reason}") from None
     except YAMLError as error:
-        raise ValueError(" ".join(str(error).split())) from None
+        raise ValueError(str(error).split("\n")[0]) from None
     except (ValueError, KeyError, AttributeError, TypeError):
         # Such as `!!int x` and `{? [1] : 2}`.
         raise ValueError(
             "a value has too many digits, or does not fit its !!tag"
         ) from None
+
+
+def _place(error: MarkedYAMLError) -> str:
+    """Return the beginning of an error's text: its line and column, counted from 1."""
+    mark = error.problem_mark or error.context_mark
+    return "" if mark is None else f"line {mark.line + 1}, column {mark.column + 1}: "
 
 
 def parse_yaml_value(text: str) -> Any:

@@ -4,6 +4,7 @@ boxes that the judges find in responses.
 
 import math
 import re
+from collections.abc import Mapping
 from decimal import Decimal
 from typing import NamedTuple
 
@@ -19,27 +20,42 @@ def read_answer(value: object, field: str) -> str:
     field: the field's name, for errors. Text with boxes gives the last box, with those joined to it
     by "and", "or" or a comma; else what follows `####` on the last line; else the text itself,
     unless the field is a worked `solution`, which must mark its answer. `1,234` becomes `1234`.
-    Numbers become text without an exponent. Errors: `RowError` for anything else: null, booleans,
-    lists, blank text, NaN, a last box that is empty or never closed, and `####` that is followed by
-    more than a line.
+    Numbers, also Parquet's decimals, become text without an exponent. A list of one value is that
+    value. Errors: `RowError` for anything else: null, booleans, other lists, objects, blank text,
+    NaN, a last box that is empty or never closed, and `####` that is followed by more than a line.
     """
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
     if value is None:
         raise RowError(f"no {field}")
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
+    if isinstance(value, bool) or not isinstance(value, str | int | float | Decimal):
         raise RowError(
             f"{field} is of type {type(value).__name__}, not text or a number"
+            f"{_name_one_of(value, field)}"
         )
-    if isinstance(value, float):
+    if isinstance(value, float | Decimal):
         if not math.isfinite(value):
             raise RowError(f"{field} is {value}")
-        number = Decimal(repr(value))  # the shortest decimal that is this float
-        return str(int(number)) if value.is_integer() else f"{number:f}"
+        # Of a float, the shortest decimal that is this float.
+        number = value if isinstance(value, Decimal) else Decimal(repr(value))
+        is_whole = number == int(number)
+        return str(int(number)) if is_whole else f"{number:f}".rstrip("0")
     answer = _marked_answer(str(value), field).strip()
     if not answer:
         raise RowError(f"{field} is empty")
     if _THOUSANDS.fullmatch(answer):
         return answer.replace(",", "")
     return answer
+
+
+def _name_one_of(value: object, field: str) -> str:
+    """Say how to name one of the values that a list or an object holds; "" for any other value."""
+    if isinstance(value, list) and value:
+        return f"; it holds {len(value)} values: name one, such as {field}.0"
+    if isinstance(value, Mapping) and value:
+        names = ", ".join(map(str, value))
+        return f"; it has {names}: name one, such as {field}.{next(iter(value))}"
+    return ""
 
 
 def _marked_answer(text: str, field: str) -> str:
@@ -54,7 +70,8 @@ def _marked_answer(text: str, field: str) -> str:
         return match[1]
     if "####" in text:
         raise RowError(f"{field} has no answer behind its last ####, on the last line")
-    if field.rpartition(".")[2] == "solution" and text.strip():
+    names = [name for name in field.split(".") if not name.isdecimal()]
+    if names[-1:] == ["solution"] and text.strip():
         raise RowError(f"{field} has neither \\boxed{{...}} nor ####")
     return text
 

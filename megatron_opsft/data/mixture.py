@@ -11,7 +11,15 @@ from functools import lru_cache
 from math import floor
 
 from megatron_opsft.config import DataConfig
-from megatron_opsft.data.problems import BadRow, ProblemSet, fields_of, load_problems
+from megatron_opsft.data.problems import (
+    ALSO_IN,
+    REPEATS,
+    BadRow,
+    ProblemSet,
+    fields_of,
+    load_problems,
+    place_of,
+)
 from megatron_opsft.errors import PromptError, UserError, plural
 from megatron_opsft.records import Problem, record
 from megatron_opsft.runtime.formatting import count_of
@@ -104,7 +112,7 @@ def leave_out_held_out(
     reasons = {}
     for name, evaluation in held_out.items():
         for problem in evaluation.problems:
-            reason = f"also in {name}: what is evaluated is not trained on"
+            reason = f"{ALSO_IN} {name}: what is evaluated is not trained on"
             reasons[asked(problem)] = reason
     left = _leave_out(training, lambda problem: reasons.get(asked(problem), ""))
     if not left.problems:
@@ -120,8 +128,8 @@ def take_held_out(
     problem_set: ProblemSet, num: int, seed: int
 ) -> tuple[ProblemSet, ProblemSet]:
     """Split the set: (problems to train on, held-out ones drawn with `seed`). The held-out ones are
-    `num` different problems, with all rows that ask the same. Errors: `UserError` if nothing would
-    remain to train on.
+    `num` different problems; another row that asks one of them becomes a bad row of the others.
+    Errors: `UserError` if nothing would remain to train on.
     """
     # Each different text once, in order: the draw must not depend on hashes.
     texts = list(dict.fromkeys(map(asked, problem_set.problems)))
@@ -131,17 +139,25 @@ def take_held_out(
             f"{problem_set.refused}; take fewer"
         )
     held_out_texts = set(random.Random(f"holdout:{seed}").sample(texts, num))
-    training = []
-    held_out = []
+    held_out: dict[tuple[str, ...], Problem] = {}  # by what they ask
     for problem in problem_set.problems:
         if asked(problem) in held_out_texts:
-            held_out.append(problem)
-        else:
-            training.append(problem)
+            held_out.setdefault(asked(problem), problem)
+
+    def reason_against(problem: Problem) -> str:
+        first = held_out.get(asked(problem))
+        if first is None:
+            return ""
+        place = place_of(problem_set.sources[first.source_index], first.row)
+        answer = "" if problem.answer == first.answer else ", with another answer"
+        return f"{REPEATS} {place}, which is held out{answer}"
+
+    taken = {problem.id for problem in held_out.values()}
+    others = [problem for problem in problem_set.problems if problem.id not in taken]
     name = f"{problem_set.name} (held out)"
     return (
-        replace(problem_set, problems=tuple(training)),
-        replace(problem_set, problems=tuple(held_out), name=name, bad_rows=()),
+        _leave_out(replace(problem_set, problems=tuple(others)), reason_against),
+        replace(problem_set, problems=tuple(held_out.values()), name=name, bad_rows=()),
     )
 
 
@@ -155,7 +171,7 @@ def describe_data(
 ) -> list[str]:
     """Return notes for the user on the data of a run of `steps` steps, one string for each fact.
 
-    num_taken: how many rows of its sources `take_held_out` took.
+    num_taken: how many rows of its sources are held out by `take_held_out`.
     """
     notes = [
         describe_bad_rows(problems, num_taken=num_taken),
@@ -223,7 +239,7 @@ def describe_bad_rows(
     num_rows = len(problem_set.problems) + num_taken + num_bad
     lines = [f"{problem_set.name}: {num_bad} of {count_of([num_rows], 'row')} left out"]
     for bad_row in bad_rows[:limit]:
-        lines.append(f"  {bad_row.source}:{bad_row.row}: {bad_row.reason}")
+        lines.append(f"  {bad_row.place}: {bad_row.reason}")
     if num_bad > limit:
         lines.append(f"  ... and {num_bad - limit} more")
     return "\n".join(lines)

@@ -16,10 +16,9 @@ from megatron_opsft.config import DataConfig, EvalConfig
 from megatron_opsft.data.prompt_file import PromptFile, open_prompt_file
 from megatron_opsft.data.rows import (
     ANSWER_FIELDS,
-    CHATS_FIELD,
     PROBLEM_FIELDS,
-    are_whole_chats,
     choose_fields,
+    field_of_chats,
     read_problem,
 )
 from megatron_opsft.data.sources import read_rows
@@ -28,6 +27,9 @@ from megatron_opsft.records import Problem, record
 from megatron_opsft.runtime.formatting import count_of
 
 ARITHMETIC = "arithmetic"
+# The first words of the reason against a row that asks what is evaluated.
+REPEATS = "repeats"
+ALSO_IN = "also in"
 
 
 def sha256_of(problems: Sequence[Problem]) -> str:
@@ -53,6 +55,28 @@ class BadRow:
     row: int
     """The number of the row, from 1; the line of a JSONL file."""
     reason: str
+
+    @property
+    def place(self) -> str:
+        """Where it is, see `place_of`."""
+        return place_of(self.source, self.row)
+
+    @property
+    def is_repeat(self) -> bool:
+        """True if it is left out because it repeats a held-out problem."""
+        return self.reason.startswith(REPEATS)
+
+    @property
+    def is_evaluated(self) -> bool:
+        """True if it is left out because an evaluation asks the same."""
+        return self.reason.startswith((REPEATS, ALSO_IN))
+
+
+def place_of(source: str, row: int) -> str:
+    """Return where a row is, for messages: `FILE:LINE` only where its number is that of a line."""
+    if source.removesuffix(".gz").endswith(".jsonl"):
+        return f"{source}:{row}"
+    return f"{source}, row {row}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +129,7 @@ def load_problems(
 
     split, subset: the part of a data set that is read; `arithmetic` has splits, too.
     problem_field, answer_field: None for the most common of PROBLEM_FIELDS or ANSWER_FIELDS; or
-    for `messages`, whose chats hold both, if more rows have that. The same for both means chats.
+    for a column whose chats hold both, see `field_of_chats`. The same for both means chats.
     section: the prefix of config keys, for errors.
     template: a Jinja file makes the problems' texts; any other changes nothing here.
     with_fields: True to keep the remaining columns of the rows.
@@ -115,8 +139,8 @@ def load_problems(
     if source == ARITHMETIC:
         return _load_arithmetic(split, prompt_file)
     rows = read_rows(source, split=split, subset=subset, section=section)
-    if problem_field is None and answer_field is None and are_whole_chats(rows):
-        problem_field = answer_field = CHATS_FIELD
+    if problem_field is None and answer_field is None:
+        problem_field = answer_field = field_of_chats(rows)
     problem_fields = PROBLEM_FIELDS if problem_field is None else (problem_field,)
     answer_fields = ANSWER_FIELDS if answer_field is None else (answer_field,)
     wanted = {

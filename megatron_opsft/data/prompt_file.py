@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from megatron_opsft.errors import RowError, UserError, first_line
+from megatron_opsft.errors import RowError, UserError, first_line, looked_in
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -53,7 +53,8 @@ def open_prompt_file(
         prompt_file = PromptFile(environment.from_string(source))
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else None
-        raise UserError(f"{where} cannot be read ({reason or error})") from None
+        reason = f"{reason or error}{looked_in(template)}"
+        raise UserError(f"{where} cannot be read ({reason})") from None
     except TemplateError as error:
         raise UserError(f"{where} is not a Jinja template: {error}") from None
     if not re.search(r"\b(?:problem|row)\b", source):

@@ -21,11 +21,15 @@ ANSWER_FIELDS = (
     "final_answer",
     "solution",
 )
-# A column of whole chats, as OpenAI's fine-tuning takes them: problem and answer are read from it.
+# Columns of whole chats, as OpenAI's fine-tuning takes them and as ShareGPT exports them: problem
+# and answer are read from one.
 CHATS_FIELD = "messages"
+SHAREGPT_FIELD = "conversations"
 ID_FIELDS = ("id", "unique_id")
 ABSENT = object()  # the value of a field that a row does not have; null is a value
 _ROLES = ("system", "user", "assistant")
+# ShareGPT's names of roles, and OpenAI's newer one of the system's.
+_OTHER_ROLES = {"human": "user", "gpt": "assistant", "developer": "system"}
 # Collections write these if a problem has no answer, such as a theorem to prove.
 _NO_ANSWERS = {
     "proof",
@@ -50,18 +54,20 @@ def read_problem(
 ) -> Problem:
     """Make a problem of the row. Ids need not be unique: another row may have the same.
 
-    problem_field, answer_field: if they are the same, its chats end with the answer.
+    problem_field, answer_field: if they are the same, its chats end with the answer. An answer may
+    be a message of the assistant's alone, as TRL writes a `completion`.
     prompt_file: makes the text of the problem, if any. with_fields: True to give it the remaining
     columns of the row. Errors: `RowError`.
     """
     if row.error is not None:
         raise RowError(row.error)
     value = find_field(row.fields, problem_field)
+    answer: object
     if answer_field == problem_field:
         chat, answer = _chat_and_answer(value, problem_field)
     else:
         chat = _messages(value, problem_field)
-        answer = find_field(row.fields, answer_field)
+        answer = _answer_of(find_field(row.fields, answer_field), answer_field)
     *before, last = chat
     gold = read_answer(None if answer is ABSENT else answer, answer_field)
     # A judge of the user's own knows what its answers mean.
@@ -106,9 +112,46 @@ def _parse_chat(value: object) -> object:
     if isinstance(value, str) and value.lstrip().startswith("[{"):
         with suppress(ValueError, RecursionError):
             items: list[object] = json.loads(value)
-            if all(isinstance(item, dict) and "role" in item for item in items):
+            if all(map(_is_message, items)):
                 return items
     return value
+
+
+def _is_message(item: object) -> bool:
+    """True if a value has the shape of a message: OpenAI's keys, or ShareGPT's."""
+    if not isinstance(item, Mapping):
+        return False
+    return "role" in item or {"from", "value"} <= item.keys()
+
+
+def _role_of(message: Mapping[str, Any]) -> object:
+    """Return the role of a message in OpenAI's words, such as "user" for ShareGPT's "human"."""
+    role = message.get("role")
+    if role is None:
+        role = message.get("from")
+    return _OTHER_ROLES.get(role, role) if isinstance(role, str) else role
+
+
+def _content_of(message: Mapping[str, Any]) -> object:
+    """Return what a message says: text, if it is one that can be read."""
+    content = message.get("content")
+    return _text_of(message.get("value") if content is None else content)
+
+
+def _answer_of(value: object, name: str) -> object:
+    """Return the text of a message of the assistant's that stands alone in a list; any other value
+    as it is. Errors: `RowError` for a chat of several messages or of another role.
+    """
+    chat = _parse_chat(value)
+    if not isinstance(chat, list) or not chat or not all(map(_is_message, chat)):
+        return value
+    text = _content_of(chat[0])
+    if len(chat) > 1 or _role_of(chat[0]) != "assistant" or not isinstance(text, str):
+        raise RowError(
+            f"{name} is a chat: write one message of the assistant's, with text as its content; or "
+            "set data.problem_field and data.answer_field to one column with the whole chat"
+        )
+    return text
 
 
 def _chat_and_answer(value: object, name: str) -> tuple[list[Message], str]:
@@ -117,20 +160,29 @@ def _chat_and_answer(value: object, name: str) -> tuple[list[Message], str]:
     """
     chat = _parse_chat(value)
     last = chat[-1] if isinstance(chat, list) and chat else None
-    if not isinstance(last, Mapping) or last.get("role") != "assistant":
-        raise RowError(f"{name} is not a chat that ends with the assistant's answer")
+    if not isinstance(last, Mapping) or _role_of(last) != "assistant":
+        raise RowError(
+            f"{name} is not a chat that ends with the assistant's answer: write that last, with "
+            "role and content, or from and value"
+        )
     assert isinstance(chat, list)
-    answer = _text_of(last.get("content"))
+    answer = _content_of(last)
     if not isinstance(answer, str):
         raise RowError(f"{name}: the assistant's answer is not text")
     return _read_messages(chat[:-1], name), answer
 
 
-def are_whole_chats(rows: Sequence[Row]) -> bool:
-    """True if more rows have `CHATS_FIELD` than any of the usual fields of problem and answer."""
+def field_of_chats(rows: Sequence[Row]) -> str | None:
+    """Return `CHATS_FIELD` if more rows have it than any of the usual fields of problem and answer;
+    `SHAREGPT_FIELD` if rows have it and no row any of these; else None.
+    """
     usual = (*PROBLEM_FIELDS, *ANSWER_FIELDS)
     most = max(_num_rows_with(rows, name) for name in usual)
-    return _num_rows_with(rows, CHATS_FIELD) > most
+    if _num_rows_with(rows, CHATS_FIELD) > most:
+        return CHATS_FIELD
+    if most == 0 and _num_rows_with(rows, SHAREGPT_FIELD):
+        return SHAREGPT_FIELD
+    return None
 
 
 def _id_of(row: Row) -> str:
@@ -152,12 +204,15 @@ def find_field(fields: Mapping[str, Any], name: str) -> Any:
     """Return the value of a field, or `ABSENT`.
 
     A dotted name reaches into objects, as `reward_model.ground_truth` does into
-    `{"reward_model": {"ground_truth": "42"}}`; a field of that very name comes first.
+    `{"reward_model": {"ground_truth": "42"}}`, and into lists, as `answer.0`; a field of that very
+    name comes first.
     """
     if name in fields:
         return fields[name]
     first, dot, inner_name = name.partition(".")
     inner = fields.get(first)
+    if dot and isinstance(inner, list):
+        inner = {str(number): item for number, item in enumerate(inner)}
     if dot and isinstance(inner, Mapping):
         return find_field(inner, inner_name)
     return ABSENT
@@ -192,6 +247,10 @@ def choose_fields(
     if missing and any(row.error is None for row in rows):
         present = set[str]().union(*(_names_of(row.fields) for row in rows))
         hint = " to one of them" if len(missing) == 1 else ""
+        if source.removesuffix(".gz").endswith((".csv", ".tsv")):
+            hint += (
+                "; the first line was taken as the header, so write one if it is a row"
+            )
         raise UserError(
             f"{', '.join(missing)}: {source} has no field {', and no '.join(missing.values())}; "
             f"it has {', '.join(sorted(present))}: set {' and '.join(missing)}{hint}"
@@ -209,9 +268,10 @@ def _read_messages(items: list[object], field_name: str) -> list[Message]:
     for item in items:
         if not isinstance(item, Mapping):
             continue
-        role, content = item.get("role"), _text_of(item.get("content"))
-        if role in _ROLES and isinstance(content, str) and content.strip():
-            messages.append(Message(role, content))
+        role, content = _role_of(item), _content_of(item)
+        is_text = isinstance(content, str) and content.strip()
+        if is_text and isinstance(role, str) and role in _ROLES:
+            messages.append(Message(role, str(content)))
     roles = [message.role for message in messages]
     if len(roles) < len(items) or roles[-1:] != ["user"] or "system" in roles[1:]:
         raise RowError(

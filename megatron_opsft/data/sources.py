@@ -12,7 +12,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any
 
-from megatron_opsft.errors import UserError, first_line
+from megatron_opsft.errors import UserError, first_line, looked_in
 from megatron_opsft.records import record
 from megatron_opsft.runtime.libraries import (
     asking_hub,
@@ -24,7 +24,7 @@ from megatron_opsft.runtime.libraries import (
 # A name with one of these is no data set of the hub. Those of text may be followed by .gz.
 _TEXT_ENDINGS = (".jsonl", ".json", ".csv", ".tsv")
 FILE_ENDINGS = (*_TEXT_ENDINGS, *(f"{end}.gz" for end in _TEXT_ENDINGS), ".parquet")
-_NOT_UTF_8 = "not UTF-8; convert the file, for example with iconv"
+_UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")  # the first two bytes of a file
 _MAX_CSV_FIELD = (
     2**31 - 1
 )  # characters; Python's own limit is shorter than a long solution
@@ -93,7 +93,7 @@ def check_source(source: str, *, option: str = "data") -> None:
         if path.stat().st_size == 0:
             raise UserError(f"{option}: {source} is empty: it has no rows")
     elif source.endswith(FILE_ENDINGS) or source.startswith(("/", ".", "~")):
-        raise UserError(f"{option}: there is no file {source}")
+        raise UserError(f"{option}: there is no file {source}{looked_in(source)}")
     else:
         check_cached("datasets", source, option)
 
@@ -107,6 +107,8 @@ def _explaining(path: Path, option: str) -> Iterator[None]:
         raise UserError(
             f"{option}: {path} is damaged or not a gzip file ({error})"
         ) from error
+    except UnicodeDecodeError:
+        raise UserError(f"{option}: {path} is not UTF-8{_encoding_of(path)}") from None
     except OSError as error:
         raise UserError(
             f"{option}: {path} cannot be read ({error.strerror or error})"
@@ -116,6 +118,23 @@ def _explaining(path: Path, option: str) -> Iterator[None]:
 def _opener(path: Path) -> Any:
     """Return the function that opens a file as `open` does."""
     return gzip.open if path.suffix == ".gz" else open
+
+
+def _encoding_of(path: Path) -> str:
+    """Say where a file is not UTF-8, which encoding it may have, and how to convert it."""
+    with _opener(path)(path, "rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                line.decode("utf-8")
+            except UnicodeDecodeError as error:
+                encoding, name = "WINDOWS-1252", "Latin-1 or Windows-1252"
+                if number == 1 and line.startswith(_UTF_16_MARKS):
+                    encoding = name = "UTF-16"
+                return (
+                    f": line {number} has the byte 0x{line[error.start]:02x}, perhaps of {name}; "
+                    f"convert the file, for example with iconv -f {encoding} -t UTF-8"
+                )
+    return "; convert the file, for example with iconv"
 
 
 def _read_jsonl(path: Path) -> list[Row]:
@@ -129,11 +148,14 @@ def _read_jsonl(path: Path) -> list[Row]:
 
 
 def _parse_line(number: int, line: bytes) -> Row:
-    """Read a line of a JSONL file; one that cannot be read is a row with an error."""
+    """Read a line of a JSONL file; one that cannot be read is a row with an error.
+
+    Errors: `UnicodeDecodeError`: a file in another encoding is refused whole, since its rows in
+    plain ASCII are not all of its data.
+    """
+    text = line.decode("utf-8-sig")
     try:
-        return _row_of(number, json.loads(line.decode("utf-8-sig")))
-    except UnicodeDecodeError:
-        fault = _NOT_UTF_8
+        return _row_of(number, json.loads(text))
     except ValueError as error:
         fault = f"not JSON: {error}"
     except RecursionError:
@@ -155,10 +177,9 @@ def _read_json(path: Path, option: str) -> list[Row]:
     """
     with _opener(path)(path, "rb") as file:
         content = file.read()
+    text = content.decode("utf-8-sig")
     try:
-        value = json.loads(content.decode("utf-8-sig"))
-    except UnicodeDecodeError:
-        raise UserError(f"{option}: {path} is {_NOT_UTF_8}") from None
+        value = json.loads(text)
     except ValueError as error:
         raise UserError(
             f"{option}: {path} is not JSON: {error}; a file with an object in each line is "
@@ -194,10 +215,7 @@ def _read_csv(path: Path, option: str, delimiter: str) -> list[Row]:
     first_line_of_row = 1
     limit = csv.field_size_limit(_MAX_CSV_FIELD)  # of this process
     try:
-        # A byte that is not UTF-8 becomes a surrogate, so that its row alone is bad.
-        with _opener(path)(
-            path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline=""
-        ) as text:
+        with _opener(path)(path, "rt", encoding="utf-8-sig", newline="") as text:
             first_line = next((line for line in text if line.strip()), "")
             delimiter = _delimiter_of(first_line, delimiter)
             text.seek(0)
@@ -234,11 +252,9 @@ def _delimiter_of(first_line: str, delimiter: str) -> str:
 
 
 def _check_header(header: list[str], where: str) -> None:
-    """Errors: `UserError` for a header that is not UTF-8, of one column that holds the separator
-    of another format, or with a name twice. where: the beginning of the message.
+    """Errors: `UserError` for a header of one column that holds the separator of another format,
+    or with a name twice. where: the beginning of the message.
     """
-    if not _is_utf_8(header):
-        raise UserError(f"{where} is {_NOT_UTF_8}")
     if len(header) == 1 and any(mark in header[0] for mark in ",;\t"):
         raise UserError(
             f"{where}: the header {header[0]!r} is one column; .csv means commas or semicolons "
@@ -253,8 +269,6 @@ def _check_header(header: list[str], where: str) -> None:
 
 def _row_of_values(number: int, header: list[str], values: list[str]) -> Row:
     """Make a row of a line's values; it has an error if there are not as many as names."""
-    if not _is_utf_8(values):
-        return Row(number=number, error=_NOT_UTF_8)
     if len(values) != len(header):
         return Row(
             number=number,
@@ -263,15 +277,6 @@ def _row_of_values(number: int, header: list[str], values: list[str]) -> Row:
         )
     fields = {name: value for name, value in zip(header, values, strict=True) if name}
     return Row(number=number, fields=fields)
-
-
-def _is_utf_8(texts: list[str]) -> bool:
-    """False if bytes of the texts were read as surrogates."""
-    try:
-        "".join(texts).encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _read_parquet(path: Path, option: str) -> list[Row]:
@@ -322,7 +327,7 @@ def _open_hub(source: str, split: str, subset: str | None, section: str) -> Any:
             error,
             f"{option}: {name} is not a file here, and could not be loaded as a Hugging Face data "
             f"set: {first_line(error)} (check the name, {section}split and {section}subset, and "
-            "the network; or give a file)",
+            f"the network; or give a file; it was looked for{looked_in(source)})",
         ) from error
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from megatron_opsft.errors import UserError
+from megatron_opsft.errors import UserError, looked_in
 from megatron_opsft.records import (
     LengthOf,
     Outcome,
@@ -209,7 +209,10 @@ def read_references(path: Path) -> dict[str, ReferenceStatistics]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"method.references={path} cannot be read: {error}") from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UserError(
+            f"method.references={path} cannot be read: {reason}{looked_in(path)}"
+        ) from None
     references = {}
     for number, line in enumerate(lines, 1):
         try:

@@ -18,10 +18,18 @@ from megatron_opsft.runtime.durable import (
 class Journal:
     """A file of JSON lines, appended by one process at a time. A kill loses at most one append."""
 
-    def __init__(self, path: Path, identity: Mapping[str, Any] | None = None) -> None:
-        """identity: what two starts of one job must share; if given, it is the first line."""
+    def __init__(
+        self,
+        path: Path,
+        identity: Mapping[str, Any] | None = None,
+        words: Mapping[str, str] | None = None,
+    ) -> None:
+        """identity: what two starts of one job must share; if given, it is the first line. words:
+        what errors call the parts of it.
+        """
         self.path = path
         self._identity = identity
+        self._words = words or {}
 
     def resume(self) -> list[JsonObject]:
         """Return the lines that earlier starts appended, and drop one that a kill tore.
@@ -36,9 +44,15 @@ class Journal:
             self.append(self._identity)
         identity, *lines = json_lines(self.path)
         if identity != self._identity:
+            keys = dict.fromkeys([*self._identity, *identity])
+            others = [
+                self._words.get(key, key)
+                for key in keys
+                if identity.get(key) != self._identity.get(key)
+            ]
             raise UserError(
-                f"{self.path} has responses of other settings, problems or weights; remove it, "
-                "or name another --out"
+                f"{self.path} was begun with other {' and '.join(others)}; remove it, or name "
+                "another --out"
             )
         return lines
 

@@ -16,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from megatron_opsft.errors import HubUnreachable, UserError, causes
+from megatron_opsft.errors import HubUnreachable, UserError, causes, looked_in
 from megatron_opsft.runtime.phase import announce
 
 PACKAGES = (
@@ -165,10 +165,23 @@ def check_cached(kind: Literal["models", "datasets"], name: str, option: str) ->
     """Errors: `UserError` if offline mode is set and the cache holds nothing of a hub name, so that
     a job ends in its first second. Imports no library.
     """
-    if not is_offline():
-        return
+    if is_offline() and not is_cached(kind, name):
+        raise UserError(
+            f"{option}={name} is not in the Hugging Face cache ({_cache_home()}), and {_OFFLINE}=1 "
+            "is set; run `megatron-opsft fetch CONFIG` where there is a network, with the same "
+            f"HF_HOME; as a file or directory it was looked for{looked_in(name)}"
+        )
+
+
+def _cache_home() -> Path:
+    """Return the directory of Hugging Face's caches."""
     caches = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache"))
-    home = Path(os.environ.get("HF_HOME") or caches / "huggingface").expanduser()
+    return Path(os.environ.get("HF_HOME") or caches / "huggingface").expanduser()
+
+
+def is_cached(kind: Literal["models", "datasets"], name: str) -> bool:
+    """True if the cache holds something of a hub name. Imports no library."""
+    home = _cache_home()
     hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
     prepared = Path(os.environ.get("HF_DATASETS_CACHE") or home / "datasets")
     folder = f"{kind}/{name}".replace("/", "--")
@@ -176,11 +189,7 @@ def check_cached(kind: Literal["models", "datasets"], name: str, option: str) ->
     if kind == "datasets" and not cached:
         # `load_dataset` keeps copies of its own, in folders whose spelling it chooses.
         cached = _letters(name) in {_letters(path.name) for path in prepared.glob("*")}
-    if not cached:
-        raise UserError(
-            f"{option}={name} is not in the Hugging Face cache ({home}), and {_OFFLINE}=1 is set; "
-            "run `megatron-opsft fetch CONFIG` where there is a network, with the same HF_HOME"
-        )
+    return cached
 
 
 def _letters(name: str) -> str:

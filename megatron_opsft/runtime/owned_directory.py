@@ -102,9 +102,15 @@ class OwnedDirectory:
         """
         write_json(self.path / self.manifest, {"kind": self.kind, **content})
 
-    def check_same(self, identity: Mapping[str, Any], growing: str = "") -> None:
+    def check_same(
+        self,
+        identity: Mapping[str, Any],
+        growing: str = "",
+        explain: Callable[[str], str] = lambda name: "",
+    ) -> None:
         """Errors: `UserError` naming what differs from the identity in the manifest, if there is
         one. growing: a mapping of the identity, in which keys may be missing on either side.
+        explain: says in words that a part is another, such as a hash; "" for a plain value.
         """
         manifest = self.read_manifest()
         if manifest is None:
@@ -114,6 +120,8 @@ class OwnedDirectory:
             old, new = before.get(name, NOT_SET), now.get(name, NOT_SET)
             if NOT_SET in (old, new) and name.startswith(f"{growing}."):
                 continue
+            if old != new and (words := explain(name)):
+                raise UserError(f"{self._where}: {words}; {self.fix}")
             if old != new:
                 raise UserError(
                     f"{self._where} holds {self._a_kind} with {name}={old}, not {new}; {self.fix}"
@@ -223,6 +231,16 @@ class OwnedDirectory:
         return UserError(
             f"{self._where} cannot be written ({error.strerror}); name another directory"
         )
+
+
+def describe_change(words: str, now: object, before: object, kind: str) -> str:
+    """Say that something is not what the work in a directory was started with.
+
+    words: such as "the problems in {} are not those", where {} stands for the place. now, before:
+    the place, which may be the same. kind: that of the directory.
+    """
+    then = f"{before} as it was then" if before == now else before
+    return f"{words.format(now)} that this {kind} was started with ({then})"
 
 
 _as_json = partial(json.dumps, ensure_ascii=False, sort_keys=True)

@@ -95,7 +95,7 @@ def test_the_command_line_resumes_with_the_run_s_own_configuration(
     before = {path.name: path.read_bytes() for path in run.glob("[dj]*_*")}
     for call, threshold, said in (
         ("data=rows, judge=judge, resume=True", 0.2, "was started with verify.judge='judge_"),
-        ("data=rows[1:], judge=judge, resume=True", 0.15, "holds a run with data_sha256="),
+        ("data=rows[1:], judge=judge, resume=True", 0.15, "the problems in "),
         ("data=rows[1:], judge=judge, resume=True", 0.15, "are in run.dir; its config.yaml names"),
         ("data=rows[2:], judge=share", 0.15, "already holds a run; continue it with resume=True"),
     ):

@@ -1,5 +1,6 @@
 """What a gold answer's field says, and which boxes of a text belong to its answer."""
 
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -13,6 +14,13 @@ READ = [
     (-3, "-3"),
     (0.000025, "0.000025"),
     (1.5e-7, "0.00000015"),
+    (Decimal("15.00"), "15"),
+    (Decimal("-0.00"), "0"),
+    (Decimal("1E+3"), "1000"),
+    (Decimal("0.250"), "0.25"),
+    (Decimal("12345678901234567890123456789012345.60"), "12345678901234567890123456789012345.6"),
+    (["15"], "15"),
+    ([2.5], "2.5"),
     (" 4 ", "4"),
     ("1,234.5", "1234.5"),
     ("(1,234)", "(1,234)"),
@@ -22,10 +30,18 @@ READ = [
     ("#### Step 1\n2 + 2 = 4\n#### 4", "4"),
     ("$x = \\boxed{1}$ or $x = \\boxed{-2}$", "1, -2"),
 ]
+NO_TEXT = ", not text or a number"
 REFUSED = [
     (True, "answer is of type bool, not text or a number"),
     (None, "no answer"),
-    (["1"], "answer is of type list, not text or a number"),
+    ([], "answer is of type list, not text or a number"),
+    ([None], "no answer"),
+    (["1", "2"], f"answer is of type list{NO_TEXT}; it holds 2 values: name one, such as answer.0"),
+    (
+        {"value": 1},
+        f"answer is of type dict{NO_TEXT}; it has value: name one, such as answer.value",
+    ),
+    (Decimal("NaN"), "answer is NaN"),
     (float("nan"), "answer is nan"),
     ("  ", "answer is empty"),
     ("\\boxed{3}, then \\boxed{12", "answer has a last \\boxed{ that is empty or never closed"),
@@ -49,7 +65,7 @@ def test_what_is_no_answer_is_a_bad_row(value: Any, reason: str) -> None:
 def test_a_worked_solution_must_mark_its_answer() -> None:
     """In a field of that name, also one inside of another."""
     assert read_answer("So it is \\boxed{4}.", "solution") == "4"
-    for field in ("solution", "extra.solution"):
+    for field in ("solution", "extra.solution", "solution.0"):
         with pytest.raises(RowError, match="has neither"):
             read_answer("So it is 4.", field)
     assert read_answer("So it is 4.", "solution.answer") == "So it is 4."

@@ -116,13 +116,27 @@ def test_no_value_is_none_in_yaml_s_and_in_python_s_words(path: Path, word: str)
     [
         ("data: {train: d}\n", "config key model.path is missing"),
         ("- 1\n", "sections"),
-        ("model: {path: m\n", "cannot be read"),
+        (
+            "model: {path: m\n",
+            "PATH cannot be read: line 2, column 1: expected ',' or '}', but got",
+        ),
+        (
+            "run:\n  dir: a: b\n",
+            "PATH cannot be read: line 2, column 9: mapping values are not all",
+        ),
+        (
+            "run:\n  steps: 1\n- 1\n",
+            "line 3, column 1: expected <block end>, but found '-' (while ",
+        ),
         (MINIMAL + "optimizer: {lr: fast}\n", "optimizer.lr='fast'"),
         (MINIMAL + "optimizer:\n", "config section optimizer must hold keys"),
         (MINIMAL + "method: 3\n", "config section method must hold keys, not 3"),
         (MINIMAL + "optimizer: {lr: 1, momentun: 2}\n", "optimizer.momentun in PATH; "),
         (MINIMAL + "1: 2\n", "config key 1=1: "),
-        (MINIMAL + "run: {steps: 1}\nrun: {seed: 3}\n", "the key run is there twice"),
+        (
+            MINIMAL + "run: {steps: 1}\nrun: {seed: 3}\n",
+            "line 4, column 1: the key run is there twice",
+        ),
         ("base: run.yaml\n", "run.yaml is a base of itself"),
         ("base: none.yaml\n", "none.yaml does not exist"),
         ("base: [a]\n", "base=['a'] must be the path of a file"),

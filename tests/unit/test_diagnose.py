@@ -157,7 +157,9 @@ def test_misfits_are_one_line(cli: ForkedCli, efficient: Path, whole: Path, tmp_
     bad = diagnose(cli, efficient, out, "--original", "/nowhere").error
     assert "--original=/nowhere" in bad and not out.exists()
     assert "unknown config key limits" in diagnose(cli, efficient, out, "--limits", "3").error
-    assert "a diagnosis with efficient=" in diagnose(cli, "tiny_reasoner", whole).error
+    then = f"are not those that this diagnosis was started with ({efficient}); set it back"
+    said = diagnose(cli, "tiny_reasoner", whole).error
+    assert f"the weights in tiny_reasoner {then}" in said
     bad = diagnose(cli, efficient, whole, "temperature=0.7").error
     assert "with temperature=0.6, not 0.7" in bad
     bad = diagnose(cli, efficient, whole / "responses", "--overwrite").error

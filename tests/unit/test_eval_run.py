@@ -14,6 +14,7 @@ import pytest
 from forked_cli import ROOT, ForkedCli, Run
 from processes import rank_environments
 from rows import write_rows
+from safetensors.torch import load_file, save_file
 
 from megatron_opsft.commands.evaluate.inputs import open_model
 from megatron_opsft.commands.evaluate.settings import EvaluationDirectory
@@ -301,7 +302,17 @@ def test_a_baseline_on_other_problems_is_refused(cli: ForkedCli, tmp_path: Path)
         return line
 
     evaluate(cli, base, f"data.mini={first}", *small)
-    assert "data.mini=" in start(cli, base, f"data.mini={second}", *small).wait().error
+    said = start(cli, base, f"data.mini={second}", *small).wait().error
+    then = f"that this evaluation was started with ({first}); set it back"
+    assert f"the problems in {second} are not those {then}" in said
+    model = tmp_path / "model"
+    edited_model(model, "config.json")
+    weights = load_file(model / "model.safetensors")
+    weights[min(weights)] += 0.01
+    save_file(weights, model / "model.safetensors", {"format": "pt"})
+    said = start(cli, base, f"data.mini={first}", *small, f"model={model}").wait().error
+    then = "that this evaluation was started with (tiny_reasoner); set it back"
+    assert f"the weights in {model} are not those {then}" in said
     assert "its samples of mini are not of the 2 problems of" in refusal(second)
     assert "its samples of mini are not of the 1 problems of" in refusal(first, "limit=1")
     lines = gzip.decompress((base / "samples/mini.jsonl.gz").read_bytes()).splitlines(True)

@@ -3,9 +3,12 @@
 import csv
 import gzip
 import json
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 from forked_cli import ForkedCli
 from rows import write_rows
@@ -33,6 +36,7 @@ PROBLEMS = (
 )
 USER = {"role": "user", "content": "1+1?"}
 RIGHT = {"role": "assistant", "content": "It is \\boxed{2}."}
+DEVELOPER = {"role": "developer", "content": "Be brief."}
 
 
 @pytest.mark.parametrize(
@@ -96,18 +100,18 @@ def test_a_json_list_equals_the_same_lines(tmp_path: Path, ending: str, key: str
 
 
 def test_bad_rows_have_their_number_and_the_others_are_kept(tmp_path: Path) -> None:
-    table = b'problem,answer\n1+1?,2\n"a\nb",1,more\nq,\xff\nr\np,\np,3\n'
+    table = b'problem,answer\n1+1?,2\n"a\nb",1,more\nr\np,\np,3\n'
     path = tmp_path / "rows.csv"
     path.write_bytes(table)
     read = load_problems(str(path))
-    assert [(problem.row, problem.answer) for problem in read.problems] == [(1, "2"), (6, "3")]
+    assert [(problem.row, problem.answer) for problem in read.problems] == [(1, "2"), (5, "3")]
     separators = "put quotes around a value with separators in it"
     assert [(bad.row, bad.reason) for bad in read.bad_rows] == [
         (2, f"it has 3 values, and the header 2 names; {separators}"),
-        (3, "not UTF-8; convert the file, for example with iconv"),
-        (4, f"it has 1 values, and the header 2 names; {separators}"),
-        (5, "answer is empty"),
+        (3, f"it has 1 values, and the header 2 names; {separators}"),
+        (4, "answer is empty"),
     ]
+    assert read.bad_rows[2].place == f"{path}, row 4"  # it is line 6 of the file
     path = tmp_path / "rows.json"
     path.write_text(json.dumps([{"problem": "p", "answer": 1}, 5, {"problem": "p"}, ["p"]]))
     read = load_problems(str(path))
@@ -125,6 +129,11 @@ def test_bad_rows_have_their_number_and_the_others_are_kept(tmp_path: Path) -> N
         ("r.csv", 'problem,answer\np,1\n"q,2\nr,3\n', "row that begins in line 3 has a quote"),
         ("r.csv", "problem\tanswer\np\t1\n", "the header .* is one column; .csv means commas or"),
         ("r.csv", "problem;answer,id\np;1,2\n", "it has id, problem;answer: set data.pro"),
+        (
+            "r.csv",
+            "What is 7?,42\np,1\n",
+            "has 42, What is 7.: set data.*; the first line was taken as",
+        ),
         ("r.csv", '"problem;answer"\np\n', "the header 'problem;answer' is one column"),
         ("r.tsv", "problem;answer\np;1\n", "the header 'problem;answer' is one column"),
         ("r.tsv", "problem,answer\np,1\n", "the header 'problem,answer' is one column"),
@@ -153,11 +162,20 @@ def test_files_that_cannot_be_read_are_one_line(
         load_problems(str(tmp_path / name))
 
 
-@pytest.mark.parametrize("name", ["r.csv", "r.json"])
-def test_utf_16_is_said(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_text("problem,answer\np,1\n", encoding="utf-16")
-    with pytest.raises(UserError, match=r"r\.\w+ is not UTF-8; convert the file"):
-        load_problems(str(tmp_path / name))
+@pytest.mark.parametrize("name", ["r.csv", "r.csv.gz", "r.json", "r.jsonl", "r.tsv"])
+def test_a_file_in_another_encoding_is_refused_with_its_name(tmp_path: Path, name: str) -> None:
+    """Whole, also if only a row far behind is not ASCII."""
+    open_text = gzip.open if name.endswith("gz") else open
+    lines = ["problem\tanswer" if name == "r.tsv" else "problem,answer", *["p,1"] * 9000, "é,2"]
+    for encoding, line, said in (
+        ("utf-16", 1, "0xff, perhaps of UTF-16; .* iconv -f UTF-16 -t UTF-8"),
+        ("latin-1", 9002, "0xe9, perhaps of Latin-1 or .* iconv -f WINDOWS-1252 -t UTF-8"),
+    ):
+        with open_text(tmp_path / name, "wt", encoding=encoding) as file:
+            file.write("\n".join(lines).replace("p,1", "{}" if "json" in name else "p,1"))
+        message = rf"^data.train: [^\n]*{name} is not UTF-8: line {line} has the byte {said}$"
+        with pytest.raises(UserError, match=message):
+            load_problems(str(tmp_path / name))
 
 
 def test_the_answer_of_an_openai_chat_is_its_last_turn(tmp_path: Path) -> None:
@@ -215,6 +233,70 @@ def test_chats_without_an_answer_are_bad_rows(tmp_path: Path) -> None:
     assert read.bad_rows[1].reason == "messages: the assistant's answer is not text"
 
 
+def test_sharegpt_s_chats_are_read_as_openai_s(tmp_path: Path) -> None:
+    """Its field is found where no usual one is; the keys may name it, or another column of it."""
+    chats = [[DEVELOPER, USER, RIGHT], [USER, RIGHT, USER, RIGHT], [USER]]
+    names = {"developer": "system", "user": "human", "assistant": "gpt"}
+    exported = []
+    for chat in chats:
+        exported.append([{"from": names[m["role"]], "value": m["content"]} for m in chat])
+    expected = load_problems(
+        write_rows(tmp_path / "r.jsonl", [{"messages": chat} for chat in chats])
+    )
+    assert expected.problems[0].before == (Message("system", "Be brief."),)
+    rows = [{"id": 7, "conversations": chat} for chat in exported]
+    source = write_rows(tmp_path / "s.jsonl", rows)
+    read = load_problems(source)
+    assert [p.id for p in read.problems] == ["7", "7-2"]
+    for one, other in zip(read.problems, expected.problems, strict=True):
+        assert (one.text, one.answer, one.before) == (other.text, other.answer, other.before)
+    assert [bad.reason for bad in read.bad_rows] == [
+        "conversations is not a chat that ends with the assistant's answer: write that last, with "
+        "role and content, or from and value"
+    ]
+    named = {"problem_field": "dialogue", "answer_field": "dialogue"}
+    (tmp_path / "t.csv").write_text("")
+    with (tmp_path / "t.csv").open("w", newline="") as file:  # as JSON text
+        csv.writer(file).writerows([["dialogue"], *([json.dumps(chat)] for chat in exported)])
+    table = load_problems(str(tmp_path / "t.csv"), **named)
+    assert [p.text for p in table.problems] == ["1+1?", "1+1?"]
+    both = [rows[0] | {"problem": "2+2?", "answer": "4"}, rows[1]]  # as it was before
+    read = load_problems(write_rows(tmp_path / "u.jsonl", both))
+    assert [(p.text, p.answer) for p in read.problems] == [("2+2?", "4")]
+
+
+def test_trl_s_prompts_and_completions_are_lists_of_messages(tmp_path: Path) -> None:
+    fields = {"problem_field": "prompt", "answer_field": "completion"}
+    pairs: list[Any] = [
+        ([DEVELOPER, USER], [RIGHT]),
+        ("2+2?", [{"role": "assistant", "content": "#### 4"}]),
+        ([USER], "\\boxed{2}"),
+        ([USER], [RIGHT, USER]),
+        ([USER], [USER]),
+    ]
+    rows = [{"prompt": prompt, "completion": completion} for prompt, completion in pairs]
+    read = load_problems(write_rows(tmp_path / "r.jsonl", rows), **fields)
+    assert [(p.text, p.answer, len(p.before)) for p in read.problems] == [
+        ("1+1?", "2", 1),
+        ("2+2?", "4", 0),
+        ("1+1?", "2", 0),
+    ]
+    said = "completion is a chat: write one message of the assistant's, with text as its content"
+    assert [bad.reason.partition(";")[0] for bad in read.bad_rows] == [said] * 2
+
+
+def test_an_element_of_a_list_and_a_decimal_of_parquet_are_gold_answers(tmp_path: Path) -> None:
+    rows = [{"problem": "p", "answer": ["15", "16"], "price": Decimal("2.50")}]
+    path = str(tmp_path / "r.parquet")
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    for field, gold in (("answer.0", "15"), ("answer.1", "16"), ("price", "2.5")):
+        assert [p.answer for p in load_problems(path, answer_field=field).problems] == [gold]
+    with pytest.raises(UserError, match=r"answer is of type list.*name one, such as answer\.0\)$"):
+        load_problems(path)
+    with pytest.raises(UserError, match="has no field answer.2; it has answer, price, problem"):
+        load_problems(path, answer_field="answer.2")
+
+
 def test_columns_beside_the_chats_decide_or_are_asked_for(tmp_path: Path) -> None:
     chat = {"messages": [USER, RIGHT]}
     both = {"problem": "2+2?", "answer": "4"}
@@ -239,7 +321,7 @@ def test_a_benchmark_is_a_table_or_a_list_and_must_be_whole(tmp_path: Path) -> N
     read = load_benchmarks(settings, is_tiny_reasoner=True)
     assert [(b.problems[0].text, b.problems[0].answer) for b in read] == [("1+1?", "2")] * 2
     (tmp_path / "a.csv").write_text("question,answer\n1+1?,2\nq\n")
-    with pytest.raises(UserError, match=r"benchmark a.csv: .*a\.csv:2: it has 1 values"):
+    with pytest.raises(UserError, match=r"benchmark a.csv: .*a\.csv, row 2: it has 1 values"):
         load_benchmarks(settings, is_tiny_reasoner=True)
 
 

@@ -37,8 +37,11 @@ def test_a_journal_of_another_job_is_refused_and_stays(tmp_path: Path) -> None:
     before = path.read_bytes()
     assert before.splitlines()[0] == b'{"seed": 1}'
     assert Journal(path, SEED).resume() == [{"a": 1}]
-    with pytest.raises(UserError, match=r"journal\.jsonl has responses of other settings, "):
-        Journal(path, {"seed": 2}).resume()
+    with pytest.raises(UserError, match=r"journal\.jsonl was begun with other seed and limit; "):
+        Journal(path, {"seed": 2, "limit": 3}).resume()
+    words = {"seed": "settings"}
+    with pytest.raises(UserError, match="was begun with other settings; remove it, or name"):
+        Journal(path, {"seed": 2}, words).resume()
     assert path.read_bytes() == before
 
 

@@ -126,7 +126,9 @@ def test_data_of_crst_are_the_shortest_of_what_training_samples_and_continue_aft
     partial = killed.with_name("killed.parquet.partial.jsonl")
     with partial.open("ab") as file:
         file.write(b'{"num_problems": 1, "ro')  # torn
-    assert f"{partial} has responses of other settings" in cli.run([*words, "run.seed=7"]).error
+    assert (
+        f"{partial} was begun with other settings; remove" in cli.run([*words, "run.seed=7"]).error
+    )
     ended = cli.run(words)
     assert "3 of 3 problems" in ended.stderr and "2 of 3 problems" not in ended.stderr
     assert killed.read_bytes() == out.read_bytes()

@@ -1,5 +1,6 @@
 """Mixtures of sources, and held-out problems."""
 
+import csv
 import json
 import random
 from collections.abc import Sequence
@@ -198,10 +199,43 @@ def test_what_is_unusual_is_said_and_nothing_else(mixed: DataConfig) -> None:
     assert of_b == f"2 steps of 1 problem use each {end}"
 
 
-def test_a_file_in_another_encoding_says_which_rows_were_refused(tmp_path: Path) -> None:
+def test_too_few_problems_to_hold_out_say_which_rows_were_refused(tmp_path: Path) -> None:
     """Of two rows one is left, and none can be held out."""
-    rows = ['{"problem": "a", "answer": "1"}', '{"problem": "é", "answer": "2"}']
-    (tmp_path / "d.jsonl").write_text("\n".join(rows), encoding="latin-1")
-    said = r"only 1 different problems \(1 bad row; first: row 2: not UTF-8; convert the file"
+    rows = [{"problem": "a", "answer": "1"}, {"problem": "b", "answer": None}]
+    source = write_rows(tmp_path / "d.jsonl", rows)
+    said = r"only 1 different problems \(1 bad row; first: row 2: no answer\)"
     with pytest.raises(UserError, match=said):
-        take_held_out(load_problems(str(tmp_path / "d.jsonl")), 1, seed=0)
+        take_held_out(load_problems(source), 1, seed=0)
+
+
+def test_a_row_that_repeats_a_held_out_problem_is_evaluated_once_and_counted(
+    tmp_path: Path,
+) -> None:
+    """Every row is trained on, held out or a bad row; one that repeats a training problem stays."""
+    rows = [{"problem": f"p{n}", "answer": n} for n in range(6)]
+    rows += [{"problem": "p1", "answer": 1}, {"problem": " p2 ", "answer": 9}]
+    path = tmp_path / "d.csv"
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([("problem", "answer"), *(row.values() for row in rows)])
+    read = load_problems(str(path))
+    seen = set()
+    for seed in range(20):
+        train, held = take_held_out(read, 4, seed)
+        assert len({asked(p) for p in held.problems}) == len(held.problems) == 4
+        assert len(train.problems) + 4 + len(train.bad_rows) == 8
+        texts = [p.text for p in held.problems]
+        assert not {*texts} & {p.text.strip() for p in train.problems}
+        assert train.problems.count(read.problems[6]) == ("p1" not in texts)
+        reasons = {bad.place: bad.reason for bad in train.bad_rows if bad.is_repeat}
+        expected = {}
+        if "p1" in texts:
+            expected[f"{path}, row 7"] = f"repeats {path}, row 2, which is held out"
+        if "p2" in texts:
+            more = ", with another answer"
+            expected[f"{path}, row 8"] = f"repeats {path}, row 3, which is held out{more}"
+        assert reasons == expected
+        seen.add(len(reasons))
+    assert seen == {0, 1, 2}
+    plain = take_held_out(TEN, 3, seed=0)  # as in every release
+    assert [p.text for p in plain[1].problems] == ["p1", "p4", "p8"]
+    assert plain[0].bad_rows == ()

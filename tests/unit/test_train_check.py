@@ -78,3 +78,22 @@ def test_a_run_that_cannot_start_is_refused_as_by_train(cli: ForkedCli, tmp_path
     for wrong in ("parallel.tp=3", "data.train=none.jsonl", "rollout.max_response_tokens=99999"):
         checked = cli.run([*WORDS, *words, wrong]).error
         assert checked == cli.run(["train", QUICKSTART, *words, wrong]).error
+
+
+def test_rows_that_repeat_a_held_out_problem_are_counted(cli: ForkedCli, tmp_path: Path) -> None:
+    """Of 12 rows 2 are trained on, 7 held out, and 3 repeat: each of them is counted."""
+    rows = [*(f"What is {n}+1?,{n + 1}" for n in range(9)), *["What is 0+1?,1"] * 3]
+    (tmp_path / "d.csv").write_text("\n".join(["problem,answer", *rows]))
+    keys = [f"data.train={tmp_path / 'd.csv'}", "eval.data=null", "eval.num_problems=20"]
+    keys += [f"run.dir={tmp_path / 'run'}"]
+    said = []
+    for seed in range(12):
+        words = ["eval.holdout=7", f"run.seed={seed}"]
+        ended = cli.run([*WORDS, *SMALL_RUN, *keys, *words])
+        assert ended.exit_code == 0, ended.stderr
+        said.append(next(line for line in ended.stdout.splitlines() if line.startswith("data ")))
+        if "repeat" in said[-1]:
+            break
+    counts = "2 problems to train on, 7 held out, 3 rows left out (3 rows repeat another problem)"
+    assert said[-1].endswith(counts)
+    assert "d.csv, row 10: repeats " in ended.stdout

@@ -32,6 +32,7 @@ from megatron_opsft.rollout.requests import split_text_by_token
 from megatron_opsft.runtime.device import select_device
 from megatron_opsft.runtime.durable import json_lines
 from megatron_opsft.runtime.journal import Journal
+from megatron_opsft.runtime.owned_directory import describe_change
 from megatron_opsft.runtime.progress import Progress
 
 
@@ -83,7 +84,13 @@ def diagnose(
         if overwrite:
             directory.clear()
         identity = {"efficient": q.weights_sha256(), "format": FORMAT}
-        directory.check_same(identity)
+        before = (directory.read_manifest() or {}).get("path")
+        words = {
+            "efficient": describe_change(
+                "the weights in {} are not those", efficient, before, directory.kind
+            )
+        }
+        directory.check_same(identity, explain=lambda name: words.get(name, ""))
         directory.write_manifest(
             {
                 "original": original,

@@ -131,7 +131,7 @@ def _load(name: str, settings: EvalSettings) -> Benchmark:
     if data.bad_rows:
         first = min(data.bad_rows, key=lambda bad_row: bad_row.row)
         raise UserError(
-            f"benchmark {name}: {first.source}:{first.row}: {first.reason} "
+            f"benchmark {name}: {first.place}: {first.reason} "
             f"({len(data.bad_rows)} such rows); a benchmark must be whole: fix the file"
         )
     samples = settings.samples or source.samples

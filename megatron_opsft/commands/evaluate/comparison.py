@@ -55,7 +55,7 @@ class Comparison:
     legend: str
     """What the columns mean, and of how many problems and samples the values are."""
     notes: tuple[str, ...]
-    """What is left out, and each setting that differs."""
+    """What the results say of themselves, what is left out, and each setting that differs."""
     warning: str = ""
     """Which benchmarks had different problems, and which models the token limit cut off."""
 
@@ -169,6 +169,7 @@ def compare(results: Sequence[Results], *, baseline: str | None = None) -> Compa
         blocks=tuple(shown),
         legend=_legend(results, shared, base_name, has_overall=OVERALL in shown),
         notes=(
+            *dict.fromkeys(chain.from_iterable(result.notes for result in results)),
             *_notes_on_left_out(by_label, shared),
             *_notes_on_differences(by_label, shared),
         ),

@@ -101,6 +101,8 @@ class Results(_Record):
     }
     benchmarks: dict[str, BenchmarkResults] = Field(min_length=1)
     overall: BlockResults
+    notes: tuple[str, ...] = ()
+    """What a reader must know of the model, such as that it was trained on these problems."""
 
     @property
     def blocks(self) -> dict[str, BlockResults]:
@@ -226,6 +228,8 @@ def paired_differences(
 def to_json(results: Results) -> str:
     """Return the text of results.json."""
     tree = results.model_dump(mode="json")
+    if not results.notes:
+        del tree["notes"]
     tree["settings"] = json.loads(json.dumps(tree["settings"], sort_keys=True))
     return json.dumps(tree, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 

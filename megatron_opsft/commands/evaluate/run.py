@@ -6,7 +6,7 @@ missing ones are sampled.
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
 from itertools import chain
@@ -27,6 +27,7 @@ from megatron_opsft.commands.evaluate.settings import (
     EvalSettings,
     EvaluationDirectory,
 )
+from megatron_opsft.commands.evaluate.trained_on import notes_on_training
 from megatron_opsft.commands.evaluate.work import (
     COUNTERS,
     FinishedResponse,
@@ -73,8 +74,12 @@ def evaluate(settings: EvalSettings, *, overwrite: bool = False) -> str:
         stack.enter_context(watched(job, Limits()))
         enter_phase("evaluate", 0)
         _check_same_on_ranks(models[0], job)
+        notes = {}
         if job.is_main:
             _begin_directories(models, stack, overwrite=overwrite)
+            notes = {
+                inputs.settings.out: notes_on_training(inputs) for inputs in models
+            }
         # Its processes start while the engine does, and leave it one of the rank's cores.
         workers = max(1, share_of_cores() - 1)
         verify = settings.verify.model_copy(update={"workers": workers})
@@ -85,7 +90,7 @@ def evaluate(settings: EvalSettings, *, overwrite: bool = False) -> str:
         if engine is not None:
             engine.close()
         leave_job()
-        return _write_outputs(models) if job.is_main else ""
+        return _write_outputs(models, notes) if job.is_main else ""
 
 
 def _check_same_on_ranks(inputs: Inputs, job: Job) -> None:
@@ -297,8 +302,13 @@ def _finished_responses(
             yield [(rollout, 0) for rollout in rollouts]
 
 
-def _write_outputs(models: Sequence[Inputs]) -> str:
-    """Write all files of a finished evaluation; return the table for a terminal."""
+def _write_outputs(
+    models: Sequence[Inputs], notes: Mapping[Path, tuple[str, ...]]
+) -> str:
+    """Write all files of a finished evaluation; return the table for a terminal.
+
+    notes: those of the results in each directory.
+    """
     results: dict[Path, Results] = {}  # the baseline first
     earlier = models[0].settings.earlier_baseline
     if earlier is not None:
@@ -306,7 +316,8 @@ def _write_outputs(models: Sequence[Inputs]) -> str:
     for inputs in reversed(models):  # the baseline is the last of them
         out = inputs.settings.out
         baseline = next(iter(results.items()), None)
-        results[out] = _build_results(inputs, baseline)
+        built = _build_results(inputs, baseline)
+        results[out] = built.model_copy(update={"notes": notes[out]})
         write_text(out / "results.json", to_json(results[out]))
     comparison = compare(list(results.values()))
     comparison.write(models[0].settings.out, list(results))

@@ -21,7 +21,11 @@ from megatron_opsft.data.stored_samples import PROBLEMS
 from megatron_opsft.errors import UserError
 from megatron_opsft.models.storage.model_paths import local_model
 from megatron_opsft.rollout.limits import check_engine_settings, check_installed
-from megatron_opsft.runtime.owned_directory import OwnedDirectory
+from megatron_opsft.runtime.owned_directory import (
+    NOT_SET,
+    OwnedDirectory,
+    describe_change,
+)
 from megatron_opsft.section import (
     ChatTemplateName,
     CommaSeparated,
@@ -177,6 +181,15 @@ class EvalSettings(Section):
         )
 
 
+# Part of an evaluation's identity -> what it is a hash of; {} stands for its place.
+_WORDS = {
+    "data": "the problems in {} are not those",
+    "model_sha256": "the weights in {} are not those",
+    "tokenizer_sha256": "the tokenizer and chat template of {} are not those",
+    "verifier": "the code of the judge {} is not the one",
+}
+
+
 class EvaluationDirectory(OwnedDirectory):
     """The directory of an evaluation."""
 
@@ -201,8 +214,14 @@ class EvaluationDirectory(OwnedDirectory):
         if overwrite:
             self.clear(needed)
         identity = manifest["identity"]
+        now = manifest.get("settings", {})
+
+        def explain(name: str) -> str:
+            before = (self.read_manifest() or {}).get("settings", {})
+            return _describe_change(name, now, before)
+
         if self.path / "samples" in self.entries():
-            self.check_same(identity, growing="data")
+            self.check_same(identity, growing="data", explain=explain)
         data = self.data() | identity["data"]
         self.write_manifest({**manifest, "identity": identity | {"data": data}})
 
@@ -211,6 +230,26 @@ class EvaluationDirectory(OwnedDirectory):
         manifest.
         """
         return (self.read_manifest() or {}).get("identity", {}).get("data", {})
+
+
+def _describe_change(
+    name: str, now: Mapping[str, Any], before: Mapping[str, Any]
+) -> str:
+    """Say in words that model, problems or the judge's code are not as before; "" for any other
+    part of the identity. now, before: settings, which name the places.
+    """
+    part, _, benchmark = name.partition(".")
+    words = _WORDS.get(part, "")
+    places = []
+    for settings in (now, before):
+        place = settings.get("judge" if part == "verifier" else "model", NOT_SET)
+        if part == "data":
+            place = settings.get("data", {}).get(benchmark, benchmark)
+        places.append(str(place))
+    new, old = places
+    if part == "verifier" and (new != old or ":" not in new):
+        return ""  # another judge or version, which the identity names
+    return words and describe_change(words, new, old, EvaluationDirectory.kind)
 
 
 def load_settings(

@@ -108,7 +108,7 @@ def make_data(config: Config, out: Path, limit: int | None) -> None:
         problems = s.problems.problems
         problems = shuffled_subset(problems, limit or len(problems), config.run.seed)
         partial = out.with_name(f"{out.name}.partial.jsonl")
-        journal = Journal(partial, _identity(config, s, limit))
+        journal = Journal(partial, _identity(config, s, limit), _words(config))
         num_done = 0
         rows: list[StoredResponse] = []
         if s.layout.is_main:
@@ -183,6 +183,16 @@ def _identity(config: Config, s: Session, limit: int | None) -> JsonObject:
         "weights": [
             [file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files
         ],
+    }
+
+
+def _words(config: Config) -> dict[str, str]:
+    """Return what errors call the parts of `_identity`."""
+    return {
+        "config_hash": "settings",
+        "data_sha256": f"problems than those in {config.data.name}",
+        "limit": "--limit",
+        "weights": f"weights than those in {config.model.path}",
     }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from megatron_opsft.config.training import LoraConfig, ModelConfig
-from megatron_opsft.errors import UserError
+from megatron_opsft.errors import UserError, looked_in
 from megatron_opsft.models.storage.model_paths import ADAPTER_NAME, TINY_REASONER
 from megatron_opsft.records import record
 
@@ -58,7 +58,9 @@ def read_adapter_config(directory: Path, option: str) -> AdapterConfig:
         advice = "give the directory of a LoRA adapter"
         if (directory / "adapter" / ADAPTER_NAME).is_file():
             advice = f"give {directory / 'adapter'}"
-        raise UserError(f"{option}={directory} has no {ADAPTER_NAME}; {advice}")
+        raise UserError(
+            f"{option}={directory} has no {ADAPTER_NAME}{looked_in(directory)}; {advice}"
+        )
     try:
         values = json.loads(path.read_bytes())
         rank, alpha = values["r"], values["lora_alpha"]

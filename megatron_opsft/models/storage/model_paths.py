@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from megatron_opsft.errors import UserError, first_line
+from megatron_opsft.errors import UserError, first_line, looked_in
 from megatron_opsft.records import JsonObject
 from megatron_opsft.runtime.durable import list_checkpoints
 from megatron_opsft.runtime.libraries import (
@@ -116,8 +116,8 @@ def _find_local(name: str, option: str) -> Path | None:
         )
     if name.startswith(("/", ".", "~")) or name.count("/") != 1:
         raise UserError(
-            f"{option}={name} is not a directory; give a Hugging Face model directory, a hub name "
-            f"such as Qwen/Qwen3-0.6B, or {TINY_REASONER}"
+            f"{option}={name} is not a directory{looked_in(name)}; give a Hugging Face model "
+            f"directory, a hub name such as Qwen/Qwen3-0.6B, or {TINY_REASONER}"
         )
     return None
 
@@ -178,7 +178,8 @@ def _from_hub(name: str, patterns: list[str], option: str) -> Path:
         raise hub_error(
             error,
             f"{option}={name} is not a local directory and could not be fetched from the Hugging "
-            f"Face hub ({why}); download it where there is a network and give its directory",
+            f"Face hub ({why}); download it where there is a network and give its directory, "
+            f"which was looked for{looked_in(name)}",
         ) from None
 
 

@@ -10,6 +10,7 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.models.storage.stored_weights import directories_of
 from megatron_opsft.run.record.recorder import RunRecorder
 from megatron_opsft.run.record.summary import make_manifest, note_adjustments
+from megatron_opsft.run.start.identity import check_same_run
 from megatron_opsft.run.start.run_directory import RunDir
 from megatron_opsft.run.start.session import Session
 from megatron_opsft.runtime.durable import list_checkpoints, write_text
@@ -43,8 +44,7 @@ def open_recorder(
     last_step = 0
     if resume:
         if list_checkpoints(session.checkpointer.directory):
-            # What runs of earlier versions did not write down cannot be compared.
-            run_dir.check_same(manifest["identity"], growing="model")
+            check_same_run(manifest["identity"], session, config)
         checkpoint = session.checkpointer.load_newest()
         if checkpoint:
             last_step = checkpoint["step"]

@@ -1,6 +1,5 @@
 """Describes a run: its manifest.json, its summary.json, and the cards of its models."""
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,13 +8,9 @@ from typing import Any
 from megatron_opsft.config import Config
 from megatron_opsft.config.load import find_changes
 from megatron_opsft.config.training import describe_lora
-from megatron_opsft.data.problems import sha256_of
 from megatron_opsft.models.storage.model_identity import (
     FileHashes,
-    combined,
-    hash_adapter_files,
     hash_model_files,
-    tokenizer_sha256,
 )
 from megatron_opsft.records import JsonObject, Message
 from megatron_opsft.run.run_files import (
@@ -25,6 +20,7 @@ from megatron_opsft.run.run_files import (
     is_skipped,
     read_json_lines,
 )
+from megatron_opsft.run.start.identity import identity_of
 from megatron_opsft.run.start.run_directory import BEST
 from megatron_opsft.run.start.session import Session, log
 from megatron_opsft.runtime.distributed import broadcast_object
@@ -37,7 +33,6 @@ from megatron_opsft.runtime.intervals import (
 )
 from megatron_opsft.runtime.libraries import installed_versions
 from megatron_opsft.runtime.phase import enter_phase
-from megatron_opsft.verify.verifier import describe_judge
 
 
 def make_manifest(session: Session, earlier: Mapping[str, Any]) -> JsonObject:
@@ -57,44 +52,12 @@ def make_manifest(session: Session, earlier: Mapping[str, Any]) -> JsonObject:
         "versions": installed_versions(),
         "data": session.problems.name,
         "model_files": hashes,
-        "identity": _identity(session, hashes),
+        "identity": identity_of(session, config, hashes),
         "num_problems": len(session.problems.problems),
         "num_bad_rows": len(session.problems.bad_rows),
         "model": str(config.model.path),
         "world_size": session.layout.world_size,
     }
-
-
-def _identity(session: Session, hashes: FileHashes) -> JsonObject:
-    """Return the `identity` of the manifest. hashes: those of the model's files."""
-    encoder = session.encoder
-    held_out_sets = {"eval": session.held_out, **session.more_held_out}
-    verify, responses = session.config.verify, session.config.data.responses
-    identity: JsonObject = {
-        # Reference and teacher are this model too: the run began with it.
-        "model": {
-            "weights_sha256": combined(hashes),
-            "tokenizer_sha256": tokenizer_sha256(session.model_dir, encoder.tokenizer),
-        },
-        "data_sha256": session.problems.sha256,
-        "held_out_sha256": {
-            name: sha256_of(held_out.problems)
-            for name, held_out in held_out_sets.items()
-            if held_out is not None
-        },
-        "judge": describe_judge(verify, "") if verify.own_judge else verify.judge,
-        "responses_sha256": None if responses is None else _sha256_of(responses),
-    }
-    adapter = session.config.model.adapter
-    if adapter is not None:
-        identity["adapter_sha256"] = combined(hash_adapter_files(Path(adapter)))
-    references = session.config.method.reference_file
-    if references:
-        identity["references_sha256"] = _sha256_of(references)
-    identity["example_prompt"] = encoder.example
-    if session.teacher is not None:
-        identity["example_prompt"] += session.teacher.example
-    return identity
 
 
 def note_adjustments(
@@ -119,11 +82,6 @@ def note_adjustments(
             {"key": name, "before": old, "now": new, "after_step": last_step}
         )
     return adjusted
-
-
-def _sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 # Values of an evaluation that the summary has, without the prefix `eval_`.

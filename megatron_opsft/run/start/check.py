@@ -9,7 +9,7 @@ from megatron_opsft.config.load import check_resumable, load_config
 from megatron_opsft.data.problems import ARITHMETIC, held_out_source
 from megatron_opsft.data.prompt_file import open_prompt_file
 from megatron_opsft.data.sources import check_source
-from megatron_opsft.errors import NothingLeft, UserError
+from megatron_opsft.errors import NothingLeft, UserError, looked_in
 from megatron_opsft.models.architectures.config_from_hf import read_model_shape
 from megatron_opsft.models.architectures.shape import ModelShape
 from megatron_opsft.models.storage.adapter_config import check_same_adapter
@@ -25,6 +25,7 @@ from megatron_opsft.runtime.libraries import (
     check_fetched,
     is_installed,
     is_offline,
+    loading_libraries,
 )
 from megatron_opsft.verify.handed_judge import find_handed_judge
 from megatron_opsft.verify.verifier import check_judge
@@ -54,6 +55,9 @@ def opened_run(
         world_size=world_size,
     )
     if resume and world_size == 1 and is_finished(config):
+        with loading_libraries():
+            from megatron_opsft.run.start.identity import check_finished
+        check_finished(checked)
         raise NothingLeft
     with RunDir(config.run.dir).locked():
         yield checked
@@ -78,12 +82,14 @@ def check_run(
     directory = config.run.dir
     run_dir = RunDir(directory)
     run_dir.check_start(resume=resume, overwrite=overwrite)
-    if resume and list_checkpoints(directory / "checkpoints"):
+    has_config = (directory / "config.yaml").is_file()
+    is_over = has_config and is_finished(config)
+    if resume and (is_over or list_checkpoints(directory / "checkpoints")):
         check_resumable(load_config(directory / "config.yaml"), config, directory)
     elif must_exist and not run_dir.entries():
         raise UserError(
-            f"--resume: run.dir={directory} has no run to continue; leave out --resume, or give "
-            "--resume=auto, which starts a new one then"
+            f"--resume: run.dir={directory} has no run to continue{looked_in(directory)}; leave "
+            "out --resume, or give --resume=auto, which starts a new one then"
         )
     check_installed(config.rollout.engine)
     _check_sources(config)
@@ -146,8 +152,8 @@ def check_responses(config: Config) -> None:
         )
     if not path.is_file():
         raise UserError(
-            f"data.responses={path}: there is no such file; make it with `megatron-opsft data "
-            f"{method} ... --out {path}`"
+            f"data.responses={path}: there is no such file{looked_in(path)}; make it with "
+            f"`megatron-opsft data {method} ... --out {path}`"
         )
     check_fetched([path])
 

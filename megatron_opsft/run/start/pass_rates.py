@@ -9,7 +9,7 @@ from pathlib import Path
 from megatron_opsft.config import DataConfig
 from megatron_opsft.data.problems import ProblemSet
 from megatron_opsft.data.stored_samples import SampleFiles
-from megatron_opsft.errors import UserError
+from megatron_opsft.errors import UserError, looked_in
 
 # True for each right sample, by (id, gold answer) of its problem.
 _Verdicts = dict[tuple[str, str], list[bool]]
@@ -62,8 +62,8 @@ def _read_verdicts(evaluation: Path) -> _Verdicts:
     """
     if not (evaluation / "results.json").is_file():
         raise UserError(
-            f"data.pass_rate_from={evaluation} holds no finished evaluation; name the --out of "
-            "`megatron-opsft eval`"
+            f"data.pass_rate_from={evaluation} holds no finished evaluation"
+            f"{looked_in(evaluation)}; name the --out of `megatron-opsft eval`"
         )
     files = SampleFiles(evaluation)
     verdicts: _Verdicts = defaultdict(list)

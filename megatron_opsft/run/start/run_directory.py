@@ -37,10 +37,7 @@ class RunDir(OwnedDirectory):
 
     kind = "run"
     option = "run.dir="
-    fix = (
-        "restore the data (those from Python are in run.dir; its config.yaml names them), "
-        "model.adapter and the model's chat template, or name another run.dir"
-    )
+    fix = "restore what it had, or name another run.dir"
     folders_of_steps = ("rollouts", HELD_OUT, "checkpoints", BEST, "tensorboard")
     names = (
         "config.yaml",

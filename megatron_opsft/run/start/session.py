@@ -30,6 +30,7 @@ from megatron_opsft.run.start.checked_run import CheckedRun, max_engine_tokens
 from megatron_opsft.run.start.checkpointer import make_checkpointer
 from megatron_opsft.run.start.disk import check_disk
 from megatron_opsft.run.start.engine import open_engine
+from megatron_opsft.run.start.identity import check_finished
 from megatron_opsft.run.start.input import RunInput, read_input
 from megatron_opsft.run.sync.weight_sync import WeightSync, load_first_weights
 from megatron_opsft.runtime.device import (
@@ -209,8 +210,9 @@ def open_session(checked: CheckedRun, *, resume: bool = False) -> Iterator[Sessi
     )
     # Rank 0 decides: another node may see older files.
     if broadcast_object(finished):
+        refusal = broadcast_object(_refusal(checked) if layout.is_main else "")
         stop_distributed()
-        raise NothingLeft
+        raise UserError(refusal) if refusal else NothingLeft
     limits = Limits(
         hang_seconds=60 * config.run.hang_minutes,
         silence_seconds=config.run.silence_seconds,
@@ -232,6 +234,15 @@ def open_session(checked: CheckedRun, *, resume: bool = False) -> Iterator[Sessi
             session.sampler.engine.close()
         # Only after success: a rank that fails must not wait in a collective for the others.
         stop_distributed()
+
+
+def _refusal(checked: CheckedRun) -> str:
+    """Return why a finished run is not the one that is resumed; "" if it is."""
+    try:
+        check_finished(checked)
+    except UserError as error:
+        return str(error)
+    return ""
 
 
 def _choose_device(config: Config) -> Device:
