@@ -7,7 +7,7 @@ from typing import Any
 
 from megatron_opsft.data.answers import read_answer
 from megatron_opsft.data.prompt_file import PromptFile
-from megatron_opsft.data.sources import Row
+from megatron_opsft.data.text_files import Row
 from megatron_opsft.errors import RowError, UserError
 from megatron_opsft.records import Message, Problem
 

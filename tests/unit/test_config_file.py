@@ -207,6 +207,8 @@ def test_what_a_run_reads_may_lie_elsewhere(path: Path, override: str) -> None:
 
 # They only say where something is to be seen.
 NO_REMEDY = {"eval.data", "eval.holdout"}
+# Remedies have the name of this key from their caller.
+GIVEN = {("eval", "max_response_tokens")}
 KEY = re.compile(r"\b([a-z]+)\.([a-z_]+)\b")
 
 
@@ -224,7 +226,7 @@ def named_by_remedies() -> set[tuple[str, str]]:
 
 def test_every_key_that_a_remedy_names_may_change_on_resume(path: Path) -> None:
     config, seen = load_config(path), set()
-    for section, key in named_by_remedies():
+    for section, key in named_by_remedies() | GIVEN:
         # A method is what a run is; what its keys contradict is found before the first step.
         keys = getattr(config, section) if section in Config.model_fields else None
         if section == "method" or keys is None or key not in type(keys).model_fields:

@@ -162,20 +162,55 @@ def test_files_that_cannot_be_read_are_one_line(
         load_problems(str(tmp_path / name))
 
 
+ENCODINGS = {
+    "utf-16": (1, "0xff, perhaps of UTF-16; .* iconv -f UTF-16 -t UTF-8"),
+    "latin-1": (102, "0xe9, perhaps of Latin-1 or .* iconv -f WINDOWS-1252 -t UTF-8"),
+}
+
+
 @pytest.mark.parametrize("name", ["r.csv", "r.csv.gz", "r.json", "r.jsonl", "r.tsv"])
-def test_a_file_in_another_encoding_is_refused_with_its_name(tmp_path: Path, name: str) -> None:
-    """Whole, also if only a row far behind is not ASCII."""
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_a_file_in_another_encoding_is_refused_with_its_name(
+    tmp_path: Path, name: str, encoding: str
+) -> None:
+    """Whole, also if only rows behind the first hundred are not ASCII."""
+    line, said = ENCODINGS[encoding]
+    rows = ["p,1"] * 100 + ["é,2"] * 10
+    header = "problem\tanswer" if name == "r.tsv" else "problem,answer"
+    text = "\n".join([header, *rows])
+    if "json" in name:
+        text = text.replace("p,1", "{}")
+    if name == "r.tsv":
+        text = text.replace(",", "\t")
     open_text = gzip.open if name.endswith("gz") else open
-    lines = ["problem\tanswer" if name == "r.tsv" else "problem,answer", *["p,1"] * 9000, "é,2"]
-    for encoding, line, said in (
-        ("utf-16", 1, "0xff, perhaps of UTF-16; .* iconv -f UTF-16 -t UTF-8"),
-        ("latin-1", 9002, "0xe9, perhaps of Latin-1 or .* iconv -f WINDOWS-1252 -t UTF-8"),
-    ):
-        with open_text(tmp_path / name, "wt", encoding=encoding) as file:
-            file.write("\n".join(lines).replace("p,1", "{}" if "json" in name else "p,1"))
-        message = rf"^data.train: [^\n]*{name} is not UTF-8: line {line} has the byte {said}$"
-        with pytest.raises(UserError, match=message):
-            load_problems(str(tmp_path / name))
+    with open_text(tmp_path / name, "wt", encoding=encoding) as file:
+        file.write(text)
+    message = rf"^data.train: [^\n]*{name} is not UTF-8: line {line} has the byte {said}$"
+    with pytest.raises(UserError, match=message):
+        load_problems(str(tmp_path / name))
+
+
+@pytest.mark.parametrize("name", ["r.csv", "r.jsonl", "r.tsv"])
+def test_a_few_rows_that_are_not_utf_8_are_bad_rows(tmp_path: Path, name: str) -> None:
+    """Nine, whatever their share, and fewer than one in twenty."""
+    for num_good, num_bad, is_refused in ((3, 9, False), (3, 10, True), (400, 20, False)):
+        rows = [{"problem": "p", "answer": "1"}] * num_good
+        rows += [{"problem": "é", "answer": "2"}] * num_bad
+        with (tmp_path / name).open("w", encoding="latin-1", newline="") as file:
+            if name == "r.jsonl":
+                file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+            else:
+                table = csv.DictWriter(file, rows[0], delimiter="\t" if name == "r.tsv" else ",")
+                table.writeheader()
+                table.writerows(rows)
+        if is_refused:
+            with pytest.raises(UserError, match="is not UTF-8: line"):
+                load_problems(str(tmp_path / name))
+            continue
+        read = load_problems(str(tmp_path / name))
+        assert len(read.problems) == num_good
+        reasons = [bad.reason for bad in read.bad_rows]
+        assert reasons == ["not UTF-8; convert the file, for example with iconv"] * num_bad
 
 
 def test_the_answer_of_an_openai_chat_is_its_last_turn(tmp_path: Path) -> None:

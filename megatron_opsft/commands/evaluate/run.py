@@ -216,17 +216,21 @@ def _sample(
         read=read_progress,
         shown=job.is_main,
     ) as progress:
-        files = SampleFiles(inputs.settings.out)
-        meter = TokenMeter(
-            inputs.model.tokenizer,
-            prompts_open_think=inputs.encoder.opens_think,
-        )
-        with Scorer(verifier, meter, inputs.benchmarks, files, job, name) as scorer:
+        with _make_scorer(inputs, job, verifier, name) as scorer:
             for responses in _finished_responses(inputs, engine, queue):
                 scorer.put(responses)
                 progress.look()
         job.meet(f"{name}/end", waiting=progress.look)
     return engine
+
+
+def _make_scorer(inputs: Inputs, job: Job, verifier: Verifier, name: str) -> Scorer:
+    """Return what judges and stores the responses of a model. name: prefix of its counters."""
+    meter = TokenMeter(
+        inputs.model.tokenizer, prompts_open_think=inputs.encoder.opens_think
+    )
+    files = SampleFiles(inputs.settings.out)
+    return Scorer(verifier, meter, inputs.benchmarks, files, job, name)
 
 
 def _agree_on_done(inputs: Inputs, job: Job, name: str) -> dict[tuple[str, int], bool]:
