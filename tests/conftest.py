@@ -5,6 +5,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
+from functools import cache
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -29,14 +30,12 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # whoever only hands tests out needs no
 _LONGEST = (
     "slurm",
     "vllm",
+    "test_checkpoint.py",  # and with it all that need only the world of ranks
     "test_quickstart.py",
-    "test_checkpoint.py",
     "test_benchmarks.py",
     "test_gpu_proof.py",
     "test_methods_run.py",
-    "test_offload.py",
     "test_study_run.py",
-    "test_gradient.py",
 )
 
 
@@ -85,18 +84,26 @@ _OWN_PROCESSES = ("test_cpu_worker_apart.py", "test_defaults.py")
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """With `--dist loadgroup` a folder's tests follow each other on one worker where they share
     what takes long to start (vLLM's ranks also spin while they wait for each other, so one at a
-    time); elsewhere a file's do. xdist's own groups are part of a test's name, which pytest 9.2
-    does not let it change.
+    time); so do those that only need the world of ranks, because on two cores the ranks of several
+    tests take more time to wait for each other than to compute. Elsewhere a file's tests do.
+    xdist's own groups are part of a test's name, which pytest 9.2 does not let it change.
     """
     from xdist.scheduler import LoadScopeScheduling
 
     class GroupScheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = PurePath(nodeid.split("::", 1)[0])
-            shared = file.parent.name in ("vllm", "browser")
+            shared = file.parent.name in ("vllm", "browser") or _needs_only_the_world(file)
             return str(file.parent if shared and file.name not in _OWN_PROCESSES else file)
 
     return GroupScheduling(config, log) if config.getvalue("dist") == "loadgroup" else None
+
+
+@cache
+def _needs_only_the_world(file: PurePath) -> bool:
+    """True for a file of tests whose ranks are those of `World`; it has no runs of its own."""
+    text = (Path(__file__).parents[1] / file).read_text(encoding="utf-8")
+    return "world: World" in text and "cli: ForkedCli" not in text
 
 
 @pytest.fixture(scope="session")

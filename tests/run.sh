@@ -47,10 +47,10 @@ if $quick; then
   wait $types
   exit
 fi
-part -n 3 --durations 15 --dist loadfile -m "$plain" "$@" # three on two cores: tests also wait
+part -n 3 --durations 15 --dist loadgroup -m "$plain" "$@" # three on two cores: tests also wait
 wait $types
-# One worker for vLLM, whose ranks spin while they wait for each other; browser and cluster wait beside it. The groups:
-# tests/conftest.py.
+# One worker for vLLM, whose ranks spin while they wait for each other; browser and cluster wait beside it. For the groups
+# see tests/conftest.py.
 beside="vllm and not gpu" unread=(--ignore=tests/unit '--ignore-glob=tests/g*')
 if bash tools/install_chromium.sh; then
   beside+=" or browser"
