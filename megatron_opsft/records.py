@@ -168,7 +168,7 @@ class Rollout(Sample):
 
 @record
 class TokenScores:
-    """Values of each token of one response."""
+    """What `run.save_logprobs` saves of each token of one response, in order."""
 
     log_probs: tuple[float, ...]
     """Log-probability with which the token was sampled."""

@@ -95,15 +95,18 @@ def is_handed(name: str) -> bool:
     return _HANDED.fullmatch(name) is not None
 
 
-def find_handed_judge(name: str, *directories: Path) -> None:
-    """Let this process and its workers import a pickled judge from one of the directories.
+def make_handed_judge_importable(name: str, *directories: Path) -> None:
+    """Append to sys.path each directory that holds the module of a judge that was handed over in
+    Python. The verifier's workers, which start with the sys.path of this process, import it too.
 
-    name: of any judge; another one, and one that is not there, changes nothing.
+    name: of a judge. Nothing changes for a judge that was not handed over.
     """
     match = _HANDED.fullmatch(name)
+    if match is None:
+        return
     for directory in directories:
         place = str(directory.absolute())
-        if match and (directory / f"{match[1]}.py").is_file() and place not in sys.path:
+        if (directory / f"{match[1]}.py").is_file() and place not in sys.path:
             sys.path.append(place)  # last: nothing that lies there hides a package
 
 

@@ -76,8 +76,13 @@ def _are_arguments(values: Sequence[Any]) -> bool:
 
 
 def without_names(gold: Any, answer: Any) -> tuple[Any, Any]:
-    """Drop `x =` if both sides have it, or if only one side does and it just names the value. A
-    chain such as 2 + 3 = 5 is its last number if it holds, and else no number.
+    """Return gold and answer without a leading `x =` where that only names the value; else as they
+    are.
+
+    Both have one: it is dropped if it is the same letter, as in x = 5 and x = 5, or if both are
+    chains of numbers that hold, such as 2 + 3 = 5. The gold alone has one: it is dropped if it is a
+    letter or a chain of numbers that holds. The answer alone has one: it is dropped whatever it is,
+    unless it is a chain that does not hold: a solution may name its value as it likes.
     """
     in_gold, in_answer = read_assignment(gold), read_assignment(answer)
     if in_gold and in_answer:

@@ -15,11 +15,14 @@ def mark(
     verdict: Verdict,
     is_right: Callable[[str, str], bool] | None,
 ) -> TextMarks:
-    """Return the marks of a judged response. An answer that the judge accepts, but no sentence or
-    equation states, such as a response of nothing else, counts where the judge has read it.
+    """Return where a judged response first states the right answer, how often it states it again
+    and doubts itself, and where thinking goes on behind `</think>`.
 
-    is_right: says of a part of the text and the gold whether they are the same answer; None if
-    nobody can say it: then the right answer is not looked for.
+    The right answer is looked for in sentences and equations. If none states it though the judge
+    accepts the response, which may be nothing but "42", it stands where the judge has read it.
+
+    is_right: says of a part of the text and the gold whether they are the same answer. None if
+    nobody can say that: then the right answer is not looked for.
     """
     ends: list[int] = []
     if is_right is not None:

@@ -225,7 +225,8 @@ def test_another_chat_template_is_refused_on_resume(
     manifest["identity"]["example_prompt"] += "Today is the 1st."
     (run_dir / "manifest.json").write_text(json.dumps(manifest))
     ended = cli.run([*train_args(run_dir, "run.steps=9"), "--resume"])
-    assert "a run with example_prompt=" in ended.error
+    assert "the prompts of tiny_reasoner (data.template=" in ended.error
+    assert ") are not those that this run was started with (" in ended.error
 
 
 def test_killed_run_resumes_bit_identically(

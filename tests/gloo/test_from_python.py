@@ -96,7 +96,7 @@ def test_the_command_line_resumes_with_the_run_s_own_configuration(
     for call, threshold, said in (
         ("data=rows, judge=judge, resume=True", 0.2, "was started with verify.judge='judge_"),
         ("data=rows[1:], judge=judge, resume=True", 0.15, "the problems in "),
-        ("data=rows[1:], judge=judge, resume=True", 0.15, "are in run.dir; its config.yaml names"),
+        ("data=rows[1:], judge=judge, resume=True", 0.15, ".jsonl); restore what it had"),
         ("data=rows[2:], judge=share", 0.15, "already holds a run; continue it with resume=True"),
     ):
         body = f"try:\n    train(config(2), {call})\nexcept Exception as error:\n    print(error)\n"

@@ -113,7 +113,8 @@ def test_merged_adapter_is_the_runs_model(cli: ForkedCli, trained: Path, tmp_pat
     told = run(cli, "convert", "merge", trained / "adapter", "--out", merged, "--verify")
     assert "verified" in told
     run(cli, "convert", "check", trained / "hf", merged)
-    refusal = run(cli, "eval", "--model", trained / "adapter", "--out", tmp_path / "e", exit_code=2)
+    words = ["eval", "--model", trained / "adapter", "--out", tmp_path / "e", "judge=math"]
+    refusal = run(cli, *words, exit_code=2)
     assert "convert merge" in refusal
 
 

@@ -27,7 +27,7 @@ from megatron_opsft.data.handed import write_rows
 from megatron_opsft.data.problems import load_problems
 from megatron_opsft.errors import UserError
 from megatron_opsft.records import Outcome, Problem
-from megatron_opsft.verify.handed_judge import find_handed_judge, pack_judge
+from megatron_opsft.verify.handed_judge import make_handed_judge_importable, pack_judge
 from megatron_opsft.verify.verifier import Verifier, check_judge, describe_judge
 
 ROWS = [
@@ -170,9 +170,9 @@ def test_workers_judge_with_a_lambda_from_its_directory(
         check_judge(config)
     packed.write(tmp_path)
     packed.write(tmp_path)
-    find_handed_judge("math", tmp_path)
+    make_handed_judge_importable("math", tmp_path)
     assert str(tmp_path) not in sys.path
-    find_handed_judge(packed.name, tmp_path)
+    make_handed_judge_importable(packed.name, tmp_path)
     problems = {n: Problem(id=n, text="", answer=n, fields={"more": "b"}) for n in "abc"}
     rollouts = [
         rollout_of(text, [1], problem_id=problem_id, sample_index=0, prompt_ids=[1])

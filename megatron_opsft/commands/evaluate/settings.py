@@ -36,7 +36,7 @@ from megatron_opsft.section import (
     TemplateArguments,
     TemplateName,
 )
-from megatron_opsft.verify.handed_judge import find_handed_judge
+from megatron_opsft.verify.handed_judge import make_handed_judge_importable
 from megatron_opsft.verify.verifier import JudgeKeys, check_judge
 
 JUDGE_KEYS = JudgeKeys(timeout="verify_timeout", memory="verify_memory_gb")
@@ -291,5 +291,5 @@ def check_settings(settings: EvalSettings) -> None:
     EvaluationDirectory(settings.out).check()
     open_prompt_file(settings.template, option="template")
     model = Path(settings.model).expanduser()  # perhaps the run that had the judge
-    find_handed_judge(settings.judge, settings.out, model)
+    make_handed_judge_importable(settings.judge, settings.out, model)
     check_judge(settings.verify, JUDGE_KEYS)

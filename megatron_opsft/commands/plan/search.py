@@ -89,18 +89,19 @@ def _plan_layout(run: PlannedRun, change: Change, num_steps: int) -> Plan:
     """
     levels = OFFLOAD_LEVELS if run.hardware.is_cuda else (run.train.offload_level,)
     plans: list[Plan] = []
-    for level in levels:
-        change["train"]["offload"] = level
+    for level in levels:  # from the least to the most that the trainer gives up
+        train = {**change["train"], "offload": level}
         try:
-            plans.append(_plan_with_room(run, change, num_steps))
+            plan = _plan_with_room(run, {**change, "train": train}, num_steps)
         except UserError:
             if not plans:
-                raise
-            break
-        if plans[-1].is_safe:
-            return plans[-1]
-        if any(rank.phases["train"] > rank.limit for rank in plans[-1].memory):
-            break  # no sleep helps
+                raise  # the layout itself is refused
+            break  # this level is
+        if plan.is_safe:
+            return plan
+        plans.append(plan)
+        if any(rank.phases["train"] > rank.limit for rank in plan.memory):
+            break  # what the trainer gives up while others work is back when it trains
     fitting = [plan for plan in plans if not plan.problems]
     if fitting:
         return fitting[0]

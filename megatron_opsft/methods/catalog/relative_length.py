@@ -82,7 +82,10 @@ class Ddca(GroupNormalizedSettings):
     """Weight of the length advantage."""
 
     def group_advantages(self, group: Group, rewards: list[float]) -> list[float]:
-        """(r - mean)/std - w pass_rate (s - mean s), s = sigma((n - mu)/std), of correct ones."""
+        """Return (r - mean r) / std r, and for a correct response less w pass_rate (s - mean s).
+
+        s: `sigmoid_of_length`, whose mean is that of the correct responses. w: `length_weight`.
+        """
         advantages = super().group_advantages(group, rewards)
         scores = sigmoid_of_length(group)
         if scores:

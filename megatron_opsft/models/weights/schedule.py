@@ -106,12 +106,17 @@ def _local_copies(
     copies: Mapping[tuple[Ranks, Ranks], Sequence[Copy]],
     holdings: Mapping[str, Sequence[Copy]],
 ) -> list[Copy]:
-    """Return the copies between two parameters that are both on this rank."""
+    """Return the copies from a parameter of this rank to another of its parameters.
+
+    copies: (ranks that hold the source, ranks that want it) -> copies from rectangles of HF tensors
+    to parameters. holdings: HF tensor -> which parts of it this rank's source parameters hold.
+    """
     local = []
     for (holders, wanting), group in copies.items():
         if rank in holders and rank in wanting:
             for copy in group:
-                local.append(Copy(_locate(copy.source, holdings), copy.target))
+                in_own_parameter = _locate(copy.source, holdings)
+                local.append(Copy(in_own_parameter, copy.target))
     return local
 
 

@@ -27,7 +27,7 @@ from megatron_opsft.runtime.libraries import (
     is_offline,
     loading_libraries,
 )
-from megatron_opsft.verify.handed_judge import find_handed_judge
+from megatron_opsft.verify.handed_judge import make_handed_judge_importable
 from megatron_opsft.verify.verifier import check_judge
 
 
@@ -119,7 +119,7 @@ def read_shape(config: Config) -> ModelShape:
 def _find_judge(config: Config) -> None:
     """Let Python find a judge that was handed over to this run, or to the run of its model."""
     model = Path(config.model.path).expanduser()
-    find_handed_judge(config.verify.judge, config.run.dir, model)
+    make_handed_judge_importable(config.verify.judge, config.run.dir, model)
 
 
 def _check_sources(config: Config) -> None:

@@ -54,7 +54,9 @@ def loss_gradient_(
     weights_C: Tensor,
     out_dtype: torch.dtype,
 ) -> Tensor:
-    """See `logit_chunks.loss_gradient_`."""
+    """Return the gradient of the loss with respect to the logits, in one kernel; it may overwrite
+    them. Arguments and result are those of `logit_chunks.loss_gradient_`, its oracle in PyTorch.
+    """
     num_rows, num_columns = logits_CV.shape
     out_CV = logits_CV
     if out_dtype != logits_CV.dtype:
