@@ -1,4 +1,4 @@
-"""What all gloo tests share: one world of worker processes, and one run that nothing disturbed."""
+"""What gloo tests share: a file's world of worker processes, and one run that nothing disturbed."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,8 +9,9 @@ from small_run import FOUR_STEPS, QUICKSTART
 from world import World
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def world() -> Iterator[World]:
+    """New workers for each file: what Megatron leaves behind in a process makes later jobs slow."""
     shared = World()
     yield shared
     shared.stop()

@@ -1,6 +1,6 @@
-"""Real worker processes over gloo, started once and used by many tests.
+"""Real worker processes over gloo, started once for a file of tests.
 
-Importing Megatron takes seconds, so the processes stay; a job that needs more of them starts them.
+A job that needs more of them starts them.
 Each job gets a process group of its own and leaves it again. Like the trainer, a rank that failed
 enters no collective any more: the whole world is killed then, and the next job starts a new one.
 """

@@ -261,6 +261,6 @@ def test_a_gold_may_be_a_number_of_json(gold: float, accepted: str, refused: str
 
 
 def test_a_gold_that_is_neither_text_nor_a_number_is_refused() -> None:
-    for gold in (None, True, ["7"], float("nan")):
+    for gold in (None, True, ["7", "8"], float("nan")):
         with pytest.raises(RowError, match="gold"):
             judge(r"\boxed{7}", gold)  # type: ignore[arg-type]
