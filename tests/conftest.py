@@ -57,7 +57,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _place_in_order(item: pytest.Item) -> int:
-    """Of an item's group, by folder or file; those that are not named are the last."""
+    """Return the place of an item's folder or file in `_LONGEST`; all others come last."""
     names = (item.path.parent.name, item.path.name)
     places = [_LONGEST.index(name) for name in names if name in _LONGEST]
     return min(places, default=len(_LONGEST))

@@ -233,6 +233,13 @@ class OwnedDirectory:
         )
 
 
+# Words of `describe_change` for what several kinds of directories depend on.
+OTHER_WEIGHTS = "the weights in {} are not those"
+OTHER_TOKENIZER = "the tokenizer and chat template of {} are not those"
+OTHER_PROBLEMS = "the problems in {} are not those"
+OTHER_JUDGE = "the code of the judge {} is not the one"
+
+
 def describe_change(words: str, now: object, before: object, kind: str) -> str:
     """Say that something is not what the work in a directory was started with.
 

@@ -84,9 +84,8 @@ def _is_surely_exact(number: Number) -> bool:
     """True for a whole number, and for one of fewer than six decimal digits, written as a decimal
     or as a fraction: 0.375, 3/8. False for 1/3, and for 0.333333, which may be rounded.
     """
-    if isinstance(
-        number, Decimal
-    ):  # a number that is written without a point is a Fraction
+    # A number that is written without a point is a Fraction.
+    if isinstance(number, Decimal):
         return _num_digits(number) < ROUNDED_DIGITS
     if number.denominator == 1:
         return True

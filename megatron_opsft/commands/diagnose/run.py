@@ -32,7 +32,7 @@ from megatron_opsft.rollout.requests import split_text_by_token
 from megatron_opsft.runtime.device import select_device
 from megatron_opsft.runtime.durable import json_lines
 from megatron_opsft.runtime.journal import Journal
-from megatron_opsft.runtime.owned_directory import describe_change
+from megatron_opsft.runtime.owned_directory import OTHER_WEIGHTS, describe_change
 from megatron_opsft.runtime.progress import Progress
 
 
@@ -87,7 +87,7 @@ def diagnose(
         before = (directory.read_manifest() or {}).get("path")
         words = {
             "efficient": describe_change(
-                "the weights in {} are not those", efficient, before, directory.kind
+                OTHER_WEIGHTS, efficient, before, directory.kind
             )
         }
         directory.check_same(identity, explain=lambda name: words.get(name, ""))

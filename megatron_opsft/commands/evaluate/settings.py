@@ -23,6 +23,10 @@ from megatron_opsft.models.storage.model_paths import local_model
 from megatron_opsft.rollout.limits import check_engine_settings, check_installed
 from megatron_opsft.runtime.owned_directory import (
     NOT_SET,
+    OTHER_JUDGE,
+    OTHER_PROBLEMS,
+    OTHER_TOKENIZER,
+    OTHER_WEIGHTS,
     OwnedDirectory,
     describe_change,
 )
@@ -183,10 +187,10 @@ class EvalSettings(Section):
 
 # Part of an evaluation's identity -> what it is a hash of; {} stands for its place.
 _WORDS = {
-    "data": "the problems in {} are not those",
-    "model_sha256": "the weights in {} are not those",
-    "tokenizer_sha256": "the tokenizer and chat template of {} are not those",
-    "verifier": "the code of the judge {} is not the one",
+    "data": OTHER_PROBLEMS,
+    "model_sha256": OTHER_WEIGHTS,
+    "tokenizer_sha256": OTHER_TOKENIZER,
+    "verifier": OTHER_JUDGE,
 }
 
 

@@ -26,16 +26,22 @@ from megatron_opsft.records import JsonObject
 from megatron_opsft.run.start.checked_run import CheckedRun
 from megatron_opsft.run.start.input import RunInput, read_input
 from megatron_opsft.run.start.run_directory import RunDir
-from megatron_opsft.runtime.owned_directory import describe_change
+from megatron_opsft.runtime.owned_directory import (
+    OTHER_JUDGE,
+    OTHER_PROBLEMS,
+    OTHER_TOKENIZER,
+    OTHER_WEIGHTS,
+    describe_change,
+)
 from megatron_opsft.verify.verifier import describe_judge
 
 # Part of the identity -> what it is a hash of; {} stands for its place.
 _WORDS = {
-    "data_sha256": "the problems in {} are not those",
+    "data_sha256": OTHER_PROBLEMS,
     "held_out_sha256": "the held-out problems in {} are not those",
-    "model.weights_sha256": "the weights in {} are not those",
-    "model.tokenizer_sha256": "the tokenizer and chat template of {} are not those",
-    "judge": "the code of the judge {} is not the one",
+    "model.weights_sha256": OTHER_WEIGHTS,
+    "model.tokenizer_sha256": OTHER_TOKENIZER,
+    "judge": OTHER_JUDGE,
     "responses_sha256": "the responses in {} are not those",
     "adapter_sha256": "the adapter in {} is not the one",
     "references_sha256": "the lengths in {} are not those",
